@@ -1,0 +1,280 @@
+//! The door rule: what a spoke takes for a whole Parquet file, judged by structure alone.
+//!
+//! `PAR1` or `PARE` at both ends; a footer length above zero and inside the file; and a `PAR1`
+//! footer that is one well-formed Thrift compact struct, ending at the footer's end or 28 bytes
+//! before it (the nonce and tag of a signed plain footer).
+//! Types are not interpreted and pages are not read: bytes are shipped, not judged.
+//! Sources: Apache Parquet format, "File format" and "Encryption"; Thrift compact protocol.
+//! Memory is bounded and nothing is allocated from a length in the file.
+
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+
+/// How deep structs and containers may nest in a footer.
+const DEPTH_MAX: u32 = 64;
+/// Nonce and tag behind a signed plain footer.
+const FOOTER_SIGNATURE_BYTES: u64 = 28;
+/// Magic, one footer byte, footer length, magic.
+const SMALLEST_FILE_BYTES: u64 = 13;
+
+/// What kind of Parquet file passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A readable footer (columns may be encrypted all the same).
+    Plain,
+    /// An encrypted footer (`PARE`).
+    EncryptedFooter,
+}
+
+/// Why a file does not pass.
+#[derive(Debug, thiserror::Error)]
+pub enum DoorError {
+    #[error("the file is empty; it may still be written")]
+    Empty,
+    #[error("the file has {0} bytes, too few for a Parquet file")]
+    TooShort(u64),
+    #[error("the file does not start with a Parquet magic")]
+    HeadMagic,
+    #[error("the file does not end with a Parquet magic; it may still be written or be cut off")]
+    TailMagic,
+    #[error("the file starts with one Parquet magic and ends with the other")]
+    MixedMagic,
+    #[error("the footer length is 0")]
+    EmptyFooter,
+    #[error("the footer length {len} does not fit a file of {size} bytes")]
+    FooterLength { len: u32, size: u64 },
+    #[error("the footer is not a Thrift struct: {0}")]
+    Footer(&'static str),
+    #[error("the file cannot be read")]
+    Io(#[from] io::Error),
+}
+
+impl DoorError {
+    /// A stable word for the rule that was broken.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Empty => "parquet_empty",
+            Self::TooShort(_) => "parquet_too_short",
+            Self::HeadMagic => "parquet_head_magic",
+            Self::TailMagic => "parquet_tail_magic",
+            Self::MixedMagic => "parquet_mixed_magic",
+            Self::EmptyFooter => "parquet_footer_empty",
+            Self::FooterLength { .. } => "parquet_footer_length",
+            Self::Footer(_) => "parquet_footer_malformed",
+            Self::Io(_) => "unreadable",
+        }
+    }
+}
+
+/// The kind of Parquet file that the reader holds, or the rule that it breaks.
+pub fn check(file: &mut (impl Read + Seek)) -> Result<Kind, DoorError> {
+    let size = file.seek(SeekFrom::End(0))?;
+    if size == 0 {
+        return Err(DoorError::Empty);
+    }
+    if size < 4 {
+        return Err(DoorError::TooShort(size));
+    }
+    let head = magic_at(file, 0)?.ok_or(DoorError::HeadMagic)?;
+    let tail = magic_at(file, size - 4)?.ok_or(DoorError::TailMagic)?;
+    if head != tail {
+        return Err(DoorError::MixedMagic);
+    }
+    if size < 12 {
+        return Err(DoorError::TooShort(size));
+    }
+    let mut len = [0u8; 4];
+    file.seek(SeekFrom::Start(size - 8))?;
+    file.read_exact(&mut len)?;
+    let len = u32::from_le_bytes(len);
+    if len == 0 {
+        return Err(DoorError::EmptyFooter);
+    }
+    if size < SMALLEST_FILE_BYTES || u64::from(len) > size - 12 {
+        return Err(DoorError::FooterLength { len, size });
+    }
+    if head == Kind::Plain {
+        file.seek(SeekFrom::Start(size - 8 - u64::from(len)))?;
+        let mut footer = Footer { inner: BufReader::new(file), left: u64::from(len) };
+        footer.skip_struct(0)?;
+        if footer.left != 0 && footer.left != FOOTER_SIGNATURE_BYTES {
+            return Err(DoorError::Footer("it ends before the footer does"));
+        }
+    }
+    Ok(head)
+}
+
+fn magic_at(file: &mut (impl Read + Seek), at: u64) -> Result<Option<Kind>, DoorError> {
+    let mut magic = [0u8; 4];
+    file.seek(SeekFrom::Start(at))?;
+    file.read_exact(&mut magic)?;
+    Ok(match &magic {
+        b"PAR1" => Some(Kind::Plain),
+        b"PARE" => Some(Kind::EncryptedFooter),
+        _ => None,
+    })
+}
+
+/// A footer being walked: `left` bytes of it are unread.
+struct Footer<R> {
+    inner: R,
+    left: u64,
+}
+
+const SHORT: DoorError = DoorError::Footer("it runs past the footer's end");
+
+impl<R: Read> Footer<R> {
+    fn byte(&mut self) -> Result<u8, DoorError> {
+        if self.left == 0 {
+            return Err(SHORT);
+        }
+        let mut b = [0u8];
+        self.inner.read_exact(&mut b)?;
+        self.left -= 1;
+        Ok(b[0])
+    }
+
+    fn skip(&mut self, n: u64) -> Result<(), DoorError> {
+        if n > self.left {
+            return Err(SHORT);
+        }
+        let copied = io::copy(&mut (&mut self.inner).take(n), &mut io::sink())?;
+        self.left -= copied;
+        if copied == n { Ok(()) } else { Err(SHORT) }
+    }
+
+    fn varint(&mut self) -> Result<u64, DoorError> {
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            let b = self.byte()?;
+            value |= u64::from(b & 0x7f) << shift;
+            if b & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(DoorError::Footer("a number has more than ten bytes"))
+    }
+
+    fn skip_struct(&mut self, depth: u32) -> Result<(), DoorError> {
+        loop {
+            let head = self.byte()?;
+            if head == 0 {
+                return Ok(());
+            }
+            if head >> 4 == 0 {
+                self.varint()?;
+            }
+            match head & 15 {
+                1 | 2 => {}
+                kind => self.skip_value(kind, depth)?,
+            }
+        }
+    }
+
+    fn skip_value(&mut self, kind: u8, depth: u32) -> Result<(), DoorError> {
+        if depth >= DEPTH_MAX {
+            return Err(DoorError::Footer("it nests too deep"));
+        }
+        match kind {
+            1..=3 => self.skip(1),
+            4..=6 => self.varint().map(drop),
+            7 => self.skip(8),
+            8 => {
+                let len = self.varint()?;
+                self.skip(len)
+            }
+            9 | 10 => self.skip_list(depth + 1),
+            11 => self.skip_map(depth + 1),
+            12 => self.skip_struct(depth + 1),
+            13 => self.skip(16),
+            _ => Err(DoorError::Footer("it holds an unknown type")),
+        }
+    }
+
+    // Every element takes at least one byte, so a lying count ends at the footer's end.
+    fn skip_list(&mut self, depth: u32) -> Result<(), DoorError> {
+        let head = self.byte()?;
+        let count = match head >> 4 {
+            15 => self.varint()?,
+            n => u64::from(n),
+        };
+        for _ in 0..count {
+            self.skip_value(head & 15, depth)?;
+        }
+        Ok(())
+    }
+
+    fn skip_map(&mut self, depth: u32) -> Result<(), DoorError> {
+        let count = self.varint()?;
+        if count == 0 {
+            return Ok(());
+        }
+        let kinds = self.byte()?;
+        for _ in 0..count {
+            self.skip_value(kinds >> 4, depth)?;
+            self.skip_value(kinds & 15, depth)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+
+    /// A file whose footer is one struct: `{1: i32 1, 2: list<struct{}>, 3: "abc"}`.
+    fn good() -> Vec<u8> {
+        let footer = [0x15, 2, 0x19, 0x2c, 0, 0, 0x18, 3, b'a', b'b', b'c', 0];
+        file(b"PAR1", &footer, u32::try_from(footer.len()).unwrap())
+    }
+
+    fn file(magic: &[u8; 4], footer: &[u8], len: u32) -> Vec<u8> {
+        [magic.as_slice(), b"pages", footer, &len.to_le_bytes(), magic].concat()
+    }
+
+    fn verdict(bytes: &[u8]) -> Result<Kind, &'static str> {
+        check(&mut Cursor::new(bytes)).map_err(|e| e.code())
+    }
+
+    #[test]
+    fn a_whole_file_passes_and_each_damage_has_its_own_word() {
+        let good = good();
+        let n = good.len();
+        assert_eq!(verdict(&good), Ok(Kind::Plain));
+        assert_eq!(verdict(b""), Err("parquet_empty"));
+        assert_eq!(verdict(b"PAR1"), Err("parquet_too_short"));
+        assert_eq!(verdict(b"PAR1PAR1"), Err("parquet_too_short"));
+        assert_eq!(verdict(b"PAR1\0\0\0\0PAR1"), Err("parquet_footer_empty"));
+        assert_eq!(verdict(&good[..n - 1]), Err("parquet_tail_magic"));
+        assert_eq!(verdict(&good[..n / 2]), Err("parquet_tail_magic"));
+        assert_eq!(verdict(&[&good[..], b"\n"].concat()), Err("parquet_tail_magic"));
+        assert_eq!(verdict(b"time,host,value\n"), Err("parquet_head_magic"));
+        let mut zero_tail = good.clone();
+        zero_tail[n / 2..].fill(0);
+        assert_eq!(verdict(&zero_tail), Err("parquet_tail_magic"));
+        for len in [u32::MAX, 0x7fff_ffff, u32::try_from(n).unwrap() - 11] {
+            let mut bad = good.clone();
+            bad[n - 8..n - 4].copy_from_slice(&len.to_le_bytes());
+            assert_eq!(verdict(&bad), Err("parquet_footer_length"));
+        }
+    }
+
+    #[test]
+    fn encrypted_footers_pass_unread_and_signed_ones_leave_28_bytes() {
+        assert_eq!(verdict(&file(b"PARE", &[255; 9], 9)), Ok(Kind::EncryptedFooter));
+        let signed = [&[0x15, 2, 0][..], &[7; 28]].concat();
+        assert_eq!(verdict(&file(b"PAR1", &signed, 31)), Ok(Kind::Plain));
+        assert_eq!(verdict(&file(b"PAR1", &signed[..30], 30)), Err("parquet_footer_malformed"));
+    }
+
+    #[test]
+    fn a_footer_that_nests_or_counts_without_end_is_refused() {
+        let deep = [0x1c; 400];
+        assert_eq!(verdict(&file(b"PAR1", &deep, 400)), Err("parquet_footer_malformed"));
+        let many = [0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x0f, 0, 0, 0];
+        assert_eq!(verdict(&file(b"PAR1", &many, 10)), Err("parquet_footer_malformed"));
+        let long = [0x18, 0xff, 0xff, 0xff, 0xff, 0x0f, 0];
+        assert_eq!(verdict(&file(b"PAR1", &long, 7)), Err("parquet_footer_malformed"));
+    }
+}

@@ -1,0 +1,171 @@
+//! The only place for system calls that have no portable form, and the one way to sync.
+//!
+//! Linux is the home; each call has a fallback where a system lacks it.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::AsFd as _;
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+/// Makes a file's bytes and length durable. All syncs of our own go through here.
+///
+/// A failed sync condemns what it covered: the kernel may have dropped the pages, so the caller
+/// must not call again and believe a success.
+pub fn sync(file: &File) -> io::Result<()> {
+    file.sync_all()
+}
+
+/// Makes the names in a folder durable.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    sync(&File::open(folder)?)
+}
+
+/// Moves a file to a name that must not exist; the old name is gone on success.
+///
+/// Fails with `AlreadyExists` when it does, and never replaces (invariant V2).
+pub fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
+    match rustix::fs::renameat_with(CWD, from, CWD, to, rustix::fs::RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(()),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            fs::hard_link(from, to)?;
+            fs::remove_file(from)
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Opens a regular file for reading without following a link and without waiting on a FIFO.
+///
+/// Fails with `InvalidInput` for anything that is not a regular file.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
+
+/// Takes the advisory lock of a file; false when another process holds it.
+///
+/// The kernel drops the lock with the process, so none outlives its owner.
+pub fn try_lock(file: &File) -> io::Result<bool> {
+    match rustix::fs::flock(file.as_fd(), rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Bytes that an unprivileged writer can still put on the file system that holds `path`.
+pub fn free_bytes(path: &Path) -> io::Result<u64> {
+    let stat = rustix::fs::statvfs(path)?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// The user that this process acts as.
+pub fn effective_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// This machine's name, for certificates and addresses.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Whether the error says that there is no room: disk, quota or file size limit.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+    )
+}
+
+/// Writes a file whole, durable and with this mode, or leaves the old one: temporary, sync, rename.
+pub fn write_durably(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = folder.join(format!(".{name}.{}", std::process::id()));
+    let write = || {
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(mode)
+            .open(&temporary)?;
+        file.write_all(bytes)?;
+        sync(&file)?;
+        fs::rename(&temporary, path)?;
+        sync_folder(folder)
+    };
+    write().inspect_err(|_| {
+        let _ = fs::remove_file(&temporary);
+    })
+}
+
+/// Makes a folder and those above it with this mode, and makes their names durable.
+pub fn create_folders_durably(folder: &Path, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let parent = folder.parent().filter(|p| !p.as_os_str().is_empty());
+    if let Some(parent) = parent {
+        create_folders_durably(parent, mode)?;
+    }
+    match fs::DirBuilder::new().mode(mode).create(folder) {
+        Ok(()) => {}
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+        Err(e) => return Err(e),
+    }
+    sync_folder(parent.unwrap_or(Path::new(".")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rename_never_replaces() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        fs::write(&a, "a").unwrap();
+        fs::write(&b, "b").unwrap();
+        let e = rename_without_replacing(&a, &b).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&b).unwrap(), b"b");
+        fs::remove_file(&b).unwrap();
+        rename_without_replacing(&a, &b).unwrap();
+        assert!(!a.exists() && b.exists());
+    }
+
+    #[test]
+    fn links_folders_and_fifos_are_not_opened_and_nobody_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, link, fifo) =
+            (dir.path().join("real"), dir.path().join("link"), dir.path().join("fifo"));
+        fs::write(&real, "x").unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        rustix::fs::mknodat(CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        assert!(open_regular(&real).is_ok());
+        for odd in [link, fifo, dir.path().to_owned()] {
+            assert!(open_regular(&odd).is_err(), "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn a_lock_is_held_by_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let first = File::create(&path).unwrap();
+        let second = File::open(&path).unwrap();
+        assert!(try_lock(&first).unwrap());
+        assert!(!try_lock(&second).unwrap());
+        drop(first);
+        assert!(try_lock(&second).unwrap());
+    }
+}

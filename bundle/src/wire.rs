@@ -1,0 +1,419 @@
+//! What goes over HTTP: paths and JSON bodies, the same types on both sides.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Sha256Digest;
+use crate::entry::Entry;
+use crate::header::InTransit;
+use crate::id::{HubEpoch, HubId, SeriesId, SpokeId};
+use crate::key::{PublicKey, SecretKey};
+use crate::path::FilePath;
+use crate::ranges::Ranges;
+use crate::receipt::{OutcomeLine, Wanted, WireReceipt};
+use crate::time::Timestamp;
+
+pub const RECONCILE: &str = "/api/v1/sync/reconcile";
+pub const BUNDLES: &str = "/api/v1/sync/bundles";
+pub const ENROLL: &str = "/api/v1/enroll";
+pub const SPOKES: &str = "/api/v1/sync-spokes";
+pub const TOKENS: &str = "/api/v1/tokens";
+pub const FILES: &str = "/api/v1/files";
+
+/// Most entries of one reconcile request.
+pub const RECONCILE_ENTRIES_MAX: usize = 10_000;
+/// Header under which a request id goes through both sides.
+pub const REQUEST_ID: &str = "x-request-id";
+
+/// An error answer (RFC 9457) with what a caller needs to act.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    /// The status text.
+    pub title: String,
+    pub status: u16,
+    /// A stable word for programs.
+    pub code: String,
+    /// A sentence for people: what, what it means for the data, what to do.
+    pub detail: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hub_time: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_entries: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+}
+
+/// `POST /api/v1/sync/reconcile`: which of these files does the hub lack?
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ReconcileRequest {
+    pub series: SeriesId,
+    pub seq_head: u64,
+    pub as_of: Option<Timestamp>,
+    #[serde(default)]
+    pub voids: Ranges,
+    #[serde(default)]
+    pub replaces: Option<SeriesId>,
+    #[serde(default)]
+    pub in_transit: Vec<InTransit>,
+    #[serde(default)]
+    pub status: SpokeReport,
+    /// The highest manifest position that the spoke has seen.
+    #[serde(default)]
+    pub seen_position: u64,
+    #[serde(default)]
+    pub entries: Vec<WireEntry>,
+}
+
+/// An entry whose path has not been judged: one bad path never fails a page.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WireEntry {
+    pub path: String,
+    pub sha256: Sha256Digest,
+    pub size_bytes: u64,
+    pub seq: u64,
+    pub modified_at: Timestamp,
+}
+
+impl From<&Entry> for WireEntry {
+    fn from(e: &Entry) -> Self {
+        Self {
+            path: e.path.to_string(),
+            sha256: e.sha256,
+            size_bytes: e.size_bytes,
+            seq: e.seq,
+            modified_at: e.modified_at,
+        }
+    }
+}
+
+/// What a spoke tells of itself at each check-in.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpokeReport {
+    #[serde(default)]
+    pub version: String,
+    #[serde(default)]
+    pub pending_files: u64,
+    #[serde(default)]
+    pub pending_bytes: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ReconcileResponse {
+    pub missing: Vec<String>,
+    pub present: Vec<String>,
+    pub conflicts: Vec<ConflictLine>,
+    pub removed: Vec<String>,
+    pub refused: Vec<RefusedLine>,
+    pub wanted: Vec<Wanted>,
+    /// The highest `seq_head` of this series that the hub had seen before.
+    pub seen: u64,
+    pub hub_time: Timestamp,
+    pub hub_epoch: HubEpoch,
+    pub position: u64,
+    /// Covers `present`, `conflicts`, `removed` and `refused`, and names the request's SHA-256.
+    pub receipt: WireReceipt,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConflictLine {
+    pub path: String,
+    pub their_sha256: Sha256Digest,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedLine {
+    pub path: String,
+    pub code: String,
+    pub detail: String,
+}
+
+/// One line of the answer to a bundle stream (NDJSON); only the last one counts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BundleLine {
+    /// A hint that this file is through.
+    Outcome(OutcomeLine),
+    /// The last line: what counts, and why it ended early if it did.
+    Done { receipt: WireReceipt, stopped: Option<Stopped> },
+}
+
+/// Why a hub ended a bundle before its last file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    pub status: u16,
+    pub code: String,
+    pub detail: String,
+}
+
+/// What a one-time enrollment token carries, behind `barque-enroll-` in URL-safe base64.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnrollToken {
+    pub spoke: SpokeId,
+    pub hub: HubId,
+    pub urls: Vec<String>,
+    /// SHA-256 of the root's public key.
+    pub root: Sha256Digest,
+    pub secret: String,
+    pub hub_time: Timestamp,
+    pub expires_at: Timestamp,
+}
+
+const TOKEN_PREFIX: &str = "barque-enroll-";
+
+/// A text that is not an enrollment token.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this is not an enrollment token; `barque hub spoke add ID` on the hub prints one, starting with {TOKEN_PREFIX}")]
+pub struct TokenError;
+
+impl EnrollToken {
+    pub fn encode(&self) -> String {
+        let json = serde_json::to_vec(self).expect("a token has only string keys");
+        format!("{TOKEN_PREFIX}{}", URL_SAFE_NO_PAD.encode(json))
+    }
+
+    pub fn decode(text: &str) -> Result<Self, TokenError> {
+        let body = text.trim().strip_prefix(TOKEN_PREFIX).ok_or(TokenError)?;
+        let json = URL_SAFE_NO_PAD.decode(body).map_err(|_| TokenError)?;
+        serde_json::from_slice(&json).map_err(|_| TokenError)
+    }
+}
+
+const ENROLL_LABEL: &str = "barque-enroll-v1";
+
+/// `POST /api/v1/enroll`: a spoke hands in its key for a one-time token.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EnrollRequest {
+    pub spoke_id: SpokeId,
+    pub secret: String,
+    pub public_key: PublicKey,
+    /// Hex of the key's signature over the members above and the hub id: it owns what it hands in.
+    pub proof: String,
+}
+
+impl EnrollRequest {
+    pub fn new(token: &EnrollToken, key: &SecretKey) -> Self {
+        let public_key = key.public();
+        let text = public_key.to_string();
+        let parts = proof_parts(&token.hub, &token.spoke, &token.secret, &text);
+        let parts: Vec<&[u8]> = parts.iter().map(String::as_bytes).collect();
+        let proof = crate::digest::hex(&key.sign(ENROLL_LABEL, &parts));
+        Self { spoke_id: token.spoke.clone(), secret: token.secret.clone(), public_key, proof }
+    }
+
+    /// Whether the sender owns the key it hands in.
+    pub fn is_proven(&self, hub: &HubId) -> bool {
+        let text = self.public_key.to_string();
+        let parts = proof_parts(hub, &self.spoke_id, &self.secret, &text);
+        let parts: Vec<&[u8]> = parts.iter().map(String::as_bytes).collect();
+        crate::digest::unhex(&self.proof)
+            .is_some_and(|sig| self.public_key.verify(ENROLL_LABEL, &parts, &sig).is_ok())
+    }
+}
+
+fn proof_parts(hub: &HubId, spoke: &SpokeId, secret: &str, key: &str) -> [String; 4] {
+    [hub.to_string(), spoke.to_string(), secret.to_owned(), key.to_owned()]
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EnrollResponse {
+    pub spoke_id: SpokeId,
+    pub hub_id: HubId,
+    pub hub_epoch: HubEpoch,
+    /// The root's public key; its SHA-256 is what the token carried.
+    pub root: PublicKey,
+    pub hub_time: Timestamp,
+}
+
+/// `POST /api/v1/sync-spokes`: announce a spoke and get its one-time token.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AddSpokeRequest {
+    pub spoke_id: SpokeId,
+    /// How long the token may wait to be used.
+    pub expires_in_ms: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AddSpokeResponse {
+    pub spoke_id: SpokeId,
+    pub token: String,
+    pub expires_at: Timestamp,
+    pub url: String,
+    pub root: Sha256Digest,
+}
+
+/// One spoke as `GET /api/v1/sync-spokes` lists it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SpokeLine {
+    pub spoke_id: SpokeId,
+    pub state: String,
+    pub key_id: Option<String>,
+    pub created_at: Timestamp,
+    pub last_seen: Option<Timestamp>,
+    pub files: u64,
+    pub bytes: u64,
+    pub report: SpokeReport,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SpokeList {
+    pub spokes: Vec<SpokeLine>,
+}
+
+/// Who may do what with a bearer token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Reader,
+    Operator,
+    Admin,
+}
+
+impl std::str::FromStr for Role {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "reader" => Ok(Self::Reader),
+            "operator" => Ok(Self::Operator),
+            "admin" => Ok(Self::Admin),
+            _ => Err(format!("{text:?} is not a role; there are reader, operator and admin")),
+        }
+    }
+}
+
+impl Role {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Reader => "reader",
+            Self::Operator => "operator",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AddTokenRequest {
+    pub name: String,
+    pub role: Role,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AddTokenResponse {
+    pub name: String,
+    pub role: Role,
+    pub token: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TokenLine {
+    pub name: String,
+    pub role: Role,
+    pub created_at: Timestamp,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TokenList {
+    pub tokens: Vec<TokenLine>,
+}
+
+/// One landed file as `GET /api/v1/files` lists it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FileLine {
+    /// `{spoke_id}/{path}`, as it stands below `landing/`.
+    pub path: String,
+    pub sha256: Sha256Digest,
+    pub size_bytes: u64,
+    pub spoke_id: SpokeId,
+    pub database: Option<String>,
+    pub measurement: Option<String>,
+    pub partition_start: Option<Timestamp>,
+    pub partition_precision: Option<String>,
+    pub modified_at: Timestamp,
+    pub received_at: Timestamp,
+    /// `held`, `lost`, `removed` or `replaced`.
+    pub state: String,
+    pub copies: u32,
+    pub position: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FileList {
+    pub files: Vec<FileLine>,
+    /// Give it as `after_path` for the next page; absent on the last one.
+    pub next_after_path: Option<String>,
+    pub hub_epoch: HubEpoch,
+    pub position: u64,
+}
+
+/// The answer of `GET /hub/status`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HubStatus {
+    pub hub_id: HubId,
+    pub hub_epoch: HubEpoch,
+    pub node_id: String,
+    pub version: String,
+    pub ready: bool,
+    pub leader: Option<String>,
+    pub term: u64,
+    pub position: u64,
+    pub promoted_position: u64,
+    pub files: u64,
+    pub bytes: u64,
+    pub spokes: u64,
+    pub free_bytes: u64,
+    pub started_at: Timestamp,
+}
+
+/// The URL path of a landed file, each segment percent-encoded (RFC 3986).
+pub fn file_url_path(landed: &str) -> String {
+    let mut out = String::from(FILES);
+    for segment in landed.split('/') {
+        out.push('/');
+        for b in segment.bytes() {
+            if b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~') {
+                out.push(char::from(b));
+            } else {
+                out.push_str(&format!("%{b:02X}"));
+            }
+        }
+    }
+    out
+}
+
+/// A landed name for a file path of the wire; kept here so that both sides build it alike.
+pub fn landed(spoke: &SpokeId, path: &FilePath) -> String {
+    format!("{spoke}/{path}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_enrollment_token_survives_its_text_form_and_garbage_does_not_pass() {
+        let now = Timestamp::from_unix_ms(1_700_000_000_000);
+        let token = EnrollToken {
+            spoke: "rocket-01".parse().unwrap(),
+            hub: HubId::new(now, [1; 10]),
+            urls: vec!["https://hub:7171".into()],
+            root: Sha256Digest::of(b"r"),
+            secret: "s".into(),
+            hub_time: now,
+            expires_at: now.plus_ms(3_600_000),
+        };
+        assert_eq!(EnrollToken::decode(&format!(" {}\n", token.encode())), Ok(token.clone()));
+        assert_eq!(EnrollToken::decode("barque-enroll-e30"), Err(TokenError));
+        assert_eq!(EnrollToken::decode("hello"), Err(TokenError));
+        let request = EnrollRequest::new(&token, &SecretKey::from_seed([1; 32]));
+        assert!(request.is_proven(&token.hub));
+        let stolen = EnrollRequest { public_key: SecretKey::from_seed([2; 32]).public(), ..request };
+        assert!(!stolen.is_proven(&token.hub));
+    }
+
+    #[test]
+    fn file_urls_escape_each_segment() {
+        assert_eq!(file_url_path("s/a b/100%#?.parquet"), "/api/v1/files/s/a%20b/100%25%23%3F.parquet");
+    }
+}
