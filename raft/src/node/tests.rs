@@ -1,0 +1,174 @@
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Mutex as StdMutex, Weak};
+
+use openraft::testing::{StoreBuilder, Suite};
+
+use super::*;
+use crate::snapshot::SnapshotView;
+use crate::transport::{Alone, Answer, TransportError};
+use crate::types::StorageError;
+
+/// A test state: `key=value` commands in a sorted map.
+#[derive(Clone, Default)]
+struct Map {
+    rows: BTreeMap<String, String>,
+    raft_state: Option<Vec<u8>>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("not a key=value command")]
+struct MapError;
+
+struct MapView(Map);
+
+impl SnapshotView for MapView {
+    fn copy_to(self: Box<Self>, path: &Path) -> std::io::Result<()> {
+        std::fs::write(path, encode(&(self.0.rows, self.0.raft_state)))
+    }
+}
+
+impl StateMachine for Shared {
+    type Error = MapError;
+
+    fn raft_state(&self) -> Result<Option<Vec<u8>>, MapError> {
+        Ok(self.0.lock().unwrap().raft_state.clone())
+    }
+
+    fn apply(&mut self, commands: &[&[u8]], state: &[u8]) -> Result<Vec<Vec<u8>>, MapError> {
+        let mut map = self.0.lock().unwrap();
+        let mut replies = Vec::new();
+        for c in commands {
+            let (k, v) = std::str::from_utf8(c).ok().and_then(|t| t.split_once('=')).ok_or(MapError)?;
+            let old = map.rows.insert(k.to_owned(), v.to_owned());
+            replies.push(old.unwrap_or_default().into_bytes());
+        }
+        map.raft_state = Some(state.to_vec());
+        Ok(replies)
+    }
+
+    fn checkpoint(&mut self) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    fn view(&self) -> Result<Box<dyn SnapshotView>, MapError> {
+        Ok(Box::new(MapView(self.0.lock().unwrap().clone())))
+    }
+
+    fn install(&mut self, file: &Path) -> Result<(), MapError> {
+        let (rows, raft_state) = decode(&std::fs::read(file).unwrap()).unwrap();
+        *self.0.lock().unwrap() = Map { rows, raft_state };
+        Ok(())
+    }
+}
+
+#[derive(Clone, Default)]
+struct Shared(Arc<StdMutex<Map>>);
+
+struct SqliteLog;
+
+impl StoreBuilder<TypeConfig, LogStore, Adapter<Shared>, tempfile::TempDir> for SqliteLog {
+    async fn build(
+        &self,
+    ) -> Result<(tempfile::TempDir, LogStore, Adapter<Shared>), StorageError> {
+        let dir = tempfile::tempdir().unwrap();
+        let log = LogStore::create(&dir.path().join("raft.db"), 1).unwrap();
+        let adapter = Adapter::new(Shared::default(), dir.path().to_owned());
+        Ok((dir, log, adapter))
+    }
+}
+
+#[test]
+fn the_sqlite_log_passes_openrafts_own_suite() {
+    Suite::test_all(SqliteLog).unwrap();
+}
+
+type Nodes = Arc<StdMutex<HashMap<u64, Weak<Node>>>>;
+
+/// Carries messages between nodes of one process.
+struct InProcess(Nodes);
+
+impl Transport for InProcess {
+    fn call<'a>(&'a self, target: u64, address: &'a str, request: Vec<u8>) -> Answer<'a> {
+        let node = self.0.lock().unwrap().get(&target).and_then(Weak::upgrade);
+        Box::pin(async move {
+            match node {
+                Some(node) => Ok(node.handle(&request).await),
+                None => Err(TransportError { target, address: address.into(), why: "down".into() }),
+            }
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_of_one_remembers_its_commands_and_id() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = dir.path().join("raft.db");
+    let map = Shared::default();
+    {
+        let log = LogStore::create(&db, 77).unwrap();
+        let mut node = Node::start(log, map.clone(), Alone, dir.path().into()).unwrap();
+        node.initialize("here").await.unwrap();
+        assert!(node.wait_for_leader(Duration::from_secs(10)).await);
+        assert_eq!(node.propose(b"a=1".to_vec()).await.unwrap(), b"");
+        assert_eq!(node.propose(b"a=2".to_vec()).await.unwrap(), b"1");
+        node.shutdown().await;
+    }
+    // A state machine that lost everything is rebuilt from the log.
+    let empty = Shared::default();
+    let log = LogStore::open(&db).unwrap();
+    assert_eq!(log.node_id(), 77);
+    let node = Node::start(log, empty.clone(), Alone, dir.path().into()).unwrap();
+    node.initialize("here").await.unwrap();
+    assert!(node.wait_for_leader(Duration::from_secs(10)).await);
+    node.read_barrier().await.unwrap();
+    assert_eq!(empty.0.lock().unwrap().rows, map.0.lock().unwrap().rows);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_nodes_agree_and_a_late_one_gets_a_snapshot() {
+    let nodes = Nodes::default();
+    let mut folders = Vec::new();
+    let mut started = Vec::new();
+    let mut start = |id: u64| {
+        let dir = tempfile::tempdir().unwrap();
+        let log = LogStore::create(&dir.path().join("raft.db"), id).unwrap();
+        let map = Shared::default();
+        let node = Node::start(log, map.clone(), InProcess(nodes.clone()), dir.path().into());
+        let node = Arc::new(node.unwrap());
+        nodes.lock().unwrap().insert(id, Arc::downgrade(&node));
+        folders.push(dir);
+        started.push(Arc::clone(&node));
+        (node, map)
+    };
+    let (first, map1) = start(1);
+    let (_second, map2) = start(2);
+    let members = (1..=3).map(|id| (id, format!("node-{id}"))).collect();
+    first.initialize_members(members).await.unwrap();
+    assert!(first.wait_for_leader(Duration::from_secs(10)).await);
+    let leader = first.status().leader.unwrap();
+    let leader = nodes.lock().unwrap()[&leader].upgrade().unwrap();
+    for i in 0..(CHECKPOINT_ENTRIES + KEPT_ENTRIES) {
+        leader.propose(format!("k{}={i}", i % 50).into_bytes()).await.unwrap();
+    }
+    leader.checkpoint().await.unwrap();
+    let (_third, map3) = start(3);
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let rows = |m: &Shared| m.0.lock().unwrap().rows.clone();
+    while rows(&map1) != rows(&map3) || rows(&map1) != rows(&map2) || rows(&map3).is_empty() {
+        assert!(std::time::Instant::now() < deadline, "the nodes did not become equal");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[test]
+fn a_newer_raft_db_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("raft.db");
+    drop(LogStore::create(&path, 1).unwrap());
+    let c = rusqlite::Connection::open(&path).unwrap();
+    c.pragma_update(None, "user_version", 99).unwrap();
+    drop(c);
+    let Err(e) = LogStore::open(&path) else { panic!("opened") };
+    assert!(e.to_string().contains("raft.db") && e.to_string().contains("99"), "{e}");
+}

@@ -1,0 +1,168 @@
+//! What a replicated state has to do, and how openraft is made to see it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use openraft::storage::RaftStateMachine;
+use openraft::{EntryPayload, ErrorSubject, ErrorVerb, OptionalSend, RaftSnapshotBuilder};
+use serde::{Deserialize, Serialize};
+
+use crate::log_store::storage_error;
+use crate::snapshot::{SnapshotFile, SnapshotView};
+use crate::types::{
+    Entry, LogId, Reply, Snapshot, SnapshotMeta, StorageError, StoredMembership, TypeConfig,
+};
+
+/// A deterministic state that commands change (invariant A1: no clock, randomness, environment
+/// or I/O outside its own database).
+pub trait StateMachine: Send + 'static {
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// The bytes that the last `apply` or `install` stored as the Raft position; none when new.
+    fn raft_state(&self) -> Result<Option<Vec<u8>>, Self::Error>;
+
+    /// Applies the commands in order and stores `raft_state` in the same transaction (A2).
+    ///
+    /// One reply a command. An unknown command version is an error: the node stops rather than
+    /// skips, and nothing of the call is kept.
+    fn apply(&mut self, commands: &[&[u8]], raft_state: &[u8])
+    -> Result<Vec<Vec<u8>>, Self::Error>;
+
+    /// Makes everything applied durable: the log before it may go afterwards.
+    fn checkpoint(&mut self) -> Result<(), Self::Error>;
+
+    /// A frozen view of the present state.
+    fn view(&self) -> Result<Box<dyn SnapshotView>, Self::Error>;
+
+    /// Replaces the whole state with a file that a view wrote.
+    fn install(&mut self, file: &Path) -> Result<(), Self::Error>;
+}
+
+/// The Raft position that stands beside the state's rows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Applied {
+    last: Option<LogId>,
+    membership: StoredMembership,
+}
+
+/// A [`StateMachine`] as openraft sees it.
+pub(crate) struct Adapter<M> {
+    machine: Arc<Mutex<M>>,
+    folder: PathBuf,
+}
+
+impl<M: StateMachine> Adapter<M> {
+    /// `folder` is where an arriving snapshot is put together.
+    pub(crate) fn new(machine: M, folder: PathBuf) -> Self {
+        Self { machine: Arc::new(Mutex::new(machine)), folder }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, M> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn failed<E: std::error::Error + 'static>(verb: ErrorVerb) -> impl FnOnce(E) -> StorageError {
+    move |e| storage_error(ErrorSubject::StateMachine, verb, &e)
+}
+
+fn applied<M: StateMachine>(machine: &M) -> Result<Applied, StorageError> {
+    let bytes = machine.raft_state().map_err(failed(ErrorVerb::Read))?;
+    bytes.map_or(Ok(Applied::default()), |b| {
+        rmp_serde::from_slice(&b).map_err(failed(ErrorVerb::Read))
+    })
+}
+
+/// The id follows from the position, so the same state has the same snapshot on every node.
+fn meta_of(applied: &Applied) -> SnapshotMeta {
+    SnapshotMeta {
+        last_log_id: applied.last,
+        last_membership: applied.membership.clone(),
+        snapshot_id: applied
+            .last
+            .map_or_else(|| "empty".to_owned(), |l| format!("{}-{}", l.leader_id, l.index)),
+    }
+}
+
+fn snapshot_of<M: StateMachine>(machine: &M) -> Result<Snapshot, StorageError> {
+    let applied = applied(machine)?;
+    let view = machine.view().map_err(failed(ErrorVerb::Read))?;
+    Ok(Snapshot { meta: meta_of(&applied), snapshot: Box::new(SnapshotFile::View(view)) })
+}
+
+pub(crate) struct Builder<M>(Arc<Mutex<M>>);
+
+impl<M: StateMachine> RaftSnapshotBuilder<TypeConfig> for Builder<M> {
+    // openraft purges the log up to what this returns, so it must be durable before.
+    async fn build_snapshot(&mut self) -> Result<Snapshot, StorageError> {
+        let mut machine = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        machine.checkpoint().map_err(failed(ErrorVerb::Write))?;
+        snapshot_of(&*machine)
+    }
+}
+
+impl<M: StateMachine> RaftStateMachine<TypeConfig> for Adapter<M> {
+    type SnapshotBuilder = Builder<M>;
+
+    async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), StorageError> {
+        let applied = applied(&*self.lock())?;
+        Ok((applied.last, applied.membership))
+    }
+
+    async fn apply<I>(&mut self, entries: I) -> Result<Vec<Reply>, StorageError>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let entries: Vec<Entry> = entries.into_iter().collect();
+        let mut machine = self.lock();
+        let mut position = applied(&*machine)?;
+        let mut commands: Vec<&[u8]> = Vec::new();
+        for entry in &entries {
+            position.last = Some(entry.log_id);
+            match &entry.payload {
+                EntryPayload::Normal(command) => commands.push(&command.0),
+                EntryPayload::Membership(m) => {
+                    position.membership = StoredMembership::new(Some(entry.log_id), m.clone());
+                }
+                EntryPayload::Blank => {}
+            }
+        }
+        let state = rmp_serde::to_vec_named(&position).map_err(failed(ErrorVerb::Write))?;
+        let replies = machine.apply(&commands, &state).map_err(failed(ErrorVerb::Write))?;
+        let mut replies = replies.into_iter();
+        Ok(entries
+            .iter()
+            .map(|entry| match entry.payload {
+                EntryPayload::Normal(_) => Reply(replies.next().unwrap_or_default()),
+                _ => Reply::default(),
+            })
+            .collect())
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Builder<M> {
+        Builder(Arc::clone(&self.machine))
+    }
+
+    async fn begin_receiving_snapshot(&mut self) -> Result<Box<SnapshotFile>, StorageError> {
+        Ok(Box::new(SnapshotFile::Empty))
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        _meta: &SnapshotMeta,
+        snapshot: Box<SnapshotFile>,
+    ) -> Result<(), StorageError> {
+        let file = self.folder.join("snapshot.installing");
+        (*snapshot).into_file(&file).map_err(failed(ErrorVerb::Write))?;
+        self.lock().install(&file).map_err(failed(ErrorVerb::Write))
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, StorageError> {
+        let machine = self.lock();
+        match applied(&*machine)?.last {
+            Some(_) => snapshot_of(&*machine).map(Some),
+            None => Ok(None),
+        }
+    }
+}

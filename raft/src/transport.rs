@@ -1,0 +1,30 @@
+//! How a message reaches another node: the only thing this crate knows of a network.
+
+use std::future::Future;
+use std::pin::Pin;
+
+/// A message did not reach the node, or its answer did not come back.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("node {target} at {address} cannot be reached: {why}")]
+pub struct TransportError {
+    pub target: u64,
+    pub address: String,
+    pub why: String,
+}
+
+pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Vec<u8>, TransportError>> + Send + 'a>>;
+
+/// Carries one request to a node, whose [`crate::Node::handle`] answers it.
+pub trait Transport: Send + Sync + 'static {
+    fn call<'a>(&'a self, target: u64, address: &'a str, request: Vec<u8>) -> Answer<'a>;
+}
+
+/// The transport of a cluster of one: there is nobody to call.
+pub struct Alone;
+
+impl Transport for Alone {
+    fn call<'a>(&'a self, target: u64, address: &'a str, _request: Vec<u8>) -> Answer<'a> {
+        let why = "this hub is a cluster of one".to_owned();
+        Box::pin(async move { Err(TransportError { target, address: address.to_owned(), why }) })
+    }
+}
