@@ -180,7 +180,10 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
     if !bytes.len().is_multiple_of(2) {
         return None;
     }
-    bytes.chunks_exact(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
+    bytes
+        .chunks_exact(2)
+        .map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?))
+        .collect()
 }
 
 #[cfg(test)]
@@ -200,14 +203,19 @@ mod tests {
     #[test]
     fn upper_case_and_short_digests_are_refused() {
         assert!("BA78".parse::<Sha256Digest>().is_err());
-        assert!("Ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-            .parse::<Sha256Digest>()
-            .is_err());
+        assert!(
+            "Ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+                .parse::<Sha256Digest>()
+                .is_err()
+        );
     }
 
     #[test]
     fn length_prefixes_keep_borders_apart() {
-        assert_ne!(length_prefixed(&[b"ab", b"c"]), length_prefixed(&[b"a", b"bc"]));
+        assert_ne!(
+            length_prefixed(&[b"ab", b"c"]),
+            length_prefixed(&[b"a", b"bc"])
+        );
         assert_eq!(length_prefixed(&[b"ab", b""]), b"2:ab0:");
     }
 }

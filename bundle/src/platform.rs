@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -44,7 +44,10 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        ));
     }
     Ok(file)
 }
@@ -53,7 +56,10 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 ///
 /// The kernel drops the lock with the process, so none outlives its owner.
 pub fn try_lock(file: &File) -> io::Result<bool> {
-    match rustix::fs::flock(file.as_fd(), rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+    match rustix::fs::flock(
+        file.as_fd(),
+        rustix::fs::FlockOperation::NonBlockingLockExclusive,
+    ) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
         Err(e) => Err(e.into()),
@@ -73,7 +79,10 @@ pub fn effective_uid() -> u32 {
 
 /// This machine's name, for certificates and addresses.
 pub fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Whether the error says that there is no room: disk, quota or file size limit.
@@ -82,6 +91,27 @@ pub fn is_full(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
     )
+}
+
+/// Makes an empty file that only this user can read, unless the file exists.
+///
+/// SQLite gives its journals the mode of the database, so this comes before its first opening.
+pub fn create_private(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    match fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+    {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the error says that a link stood where none is followed.
+pub fn is_link(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::LOOP.raw_os_error())
 }
 
 /// Writes a file whole, durable and with this mode, or leaves the old one: temporary, sync, rename.
@@ -125,6 +155,40 @@ pub fn create_folders_durably(folder: &Path, mode: u32) -> io::Result<()> {
     sync_folder(parent.unwrap_or(Path::new(".")))
 }
 
+/// A path to a Unix socket that fits the 108 bytes of a socket address, however deep it lies.
+///
+/// It goes through the open folder, so it holds as long as this value lives.
+pub struct ShortPath {
+    path: PathBuf,
+    _folder: Option<File>,
+}
+
+/// Longest path that a socket address takes, without its closing zero.
+const SOCKET_PATH_MAX_BYTES: usize = 107;
+
+impl ShortPath {
+    pub fn new(path: &Path) -> io::Result<Self> {
+        if path.as_os_str().len() <= SOCKET_PATH_MAX_BYTES {
+            return Ok(Self {
+                path: path.to_owned(),
+                _folder: None,
+            });
+        }
+        let folder = File::open(path.parent().unwrap_or(Path::new(".")))?;
+        let number = std::os::fd::AsRawFd::as_raw_fd(&folder);
+        let name = path.file_name().unwrap_or_default();
+        let path = PathBuf::from(format!("/proc/self/fd/{number}")).join(name);
+        Ok(Self {
+            path,
+            _folder: Some(folder),
+        })
+    }
+
+    pub fn as_path(&self) -> &Path {
+        &self.path
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,8 +210,11 @@ mod tests {
     #[test]
     fn links_folders_and_fifos_are_not_opened_and_nobody_waits() {
         let dir = tempfile::tempdir().unwrap();
-        let (real, link, fifo) =
-            (dir.path().join("real"), dir.path().join("link"), dir.path().join("fifo"));
+        let (real, link, fifo) = (
+            dir.path().join("real"),
+            dir.path().join("link"),
+            dir.path().join("fifo"),
+        );
         fs::write(&real, "x").unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
         rustix::fs::mknodat(CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();

@@ -91,7 +91,15 @@ pub struct OutcomeLine {
 
 impl OutcomeLine {
     pub fn new(path: FilePath, sha256: Sha256Digest, outcome: Outcome, copies: u32) -> Self {
-        Self { path, sha256, outcome, copies, their_sha256: None, code: None, detail: None }
+        Self {
+            path,
+            sha256,
+            outcome,
+            copies,
+            their_sha256: None,
+            code: None,
+            detail: None,
+        }
     }
 }
 
@@ -257,8 +265,16 @@ impl Receipt {
             certificate,
         };
         let ack = serde_json::to_vec(&head).expect("a head has only string keys");
-        let sig = key.sign(LABEL, &[Sha256Digest::of(&ack).to_string().as_bytes()]).to_vec();
-        Self { head, lines, ack, sig, outcomes }
+        let sig = key
+            .sign(LABEL, &[Sha256Digest::of(&ack).to_string().as_bytes()])
+            .to_vec();
+        Self {
+            head,
+            lines,
+            ack,
+            sig,
+            outcomes,
+        }
     }
 
     /// The verified receipt, or why it is none: signature, chain, subject and outcomes all hold.
@@ -275,7 +291,9 @@ impl Receipt {
         }
         head.certificate.verify(expected.roots, expected.hub_id)?;
         let digest = Sha256Digest::of(&ack).to_string();
-        head.certificate.public_key.verify(LABEL, &[digest.as_bytes()], &sig)?;
+        head.certificate
+            .public_key
+            .verify(LABEL, &[digest.as_bytes()], &sig)?;
         if head.hub_id != expected.hub_id {
             return Err(ReceiptError::OtherSubject("hub_id"));
         }
@@ -292,7 +310,13 @@ impl Receipt {
         if lines.windows(2).any(|w| w[0].path >= w[1].path) || Counts::of(&lines) != head.counts {
             return Err(ReceiptError::Outcomes);
         }
-        Ok(Self { head, lines, ack, sig, outcomes })
+        Ok(Self {
+            head,
+            lines,
+            ack,
+            sig,
+            outcomes,
+        })
     }
 
     pub fn to_wire(&self) -> WireReceipt {
@@ -306,7 +330,9 @@ impl Receipt {
     /// [`Receipt::open`] of a receipt as it stands in a JSON answer.
     pub fn open_wire(wire: WireReceipt, expected: &Expected<'_>) -> Result<Self, ReceiptError> {
         let decode = |text: &str| {
-            BASE64.decode(text).map_err(|e| ReceiptError::Malformed(e.to_string()))
+            BASE64
+                .decode(text)
+                .map_err(|e| ReceiptError::Malformed(e.to_string()))
         };
         let (ack, sig) = (decode(&wire.ack)?, decode(&wire.sig)?);
         Self::open(ack, sig, wire.outcomes.into_bytes(), expected)
@@ -342,11 +368,9 @@ mod tests {
     fn make(root: &SecretKey) -> Receipt {
         let node = SecretKey::from_seed([2; 32]);
         let at = Timestamp::from_unix_ms(1_700_000_000_000);
-        let certificate =
-            NodeCertificate::issue(root, hub(1), "01".into(), node.public(), at);
-        let line = |p: &str, o| {
-            OutcomeLine::new(p.parse().unwrap(), Sha256Digest::of(p.as_bytes()), o, 1)
-        };
+        let certificate = NodeCertificate::issue(root, hub(1), "01".into(), node.public(), at);
+        let line =
+            |p: &str, o| OutcomeLine::new(p.parse().unwrap(), Sha256Digest::of(p.as_bytes()), o, 1);
         let draft = Draft {
             answers: answers(),
             spoke_id: "rocket-01".parse().unwrap(),
@@ -356,16 +380,22 @@ mod tests {
             received_at: at,
             wanted: vec![],
         };
-        let lines =
-            vec![line("b.parquet", Outcome::Conflict), line("a.parquet", Outcome::Registered)];
+        let lines = vec![
+            line("b.parquet", Outcome::Conflict),
+            line("a.parquet", Outcome::Registered),
+        ];
         Receipt::sign(draft, lines, certificate, &node)
     }
 
     fn open(r: &Receipt, root: &SecretKey, spoke: &str, answers: Answers) -> Option<Receipt> {
         let roots = [root.public()];
         let spoke_id = spoke.parse().unwrap();
-        let expected =
-            Expected { roots: &roots, hub_id: hub(1), spoke_id: &spoke_id, answers };
+        let expected = Expected {
+            roots: &roots,
+            hub_id: hub(1),
+            spoke_id: &spoke_id,
+            answers,
+        };
         Receipt::open(r.ack.clone(), r.sig.clone(), r.outcomes.clone(), &expected).ok()
     }
 
@@ -392,7 +422,10 @@ mod tests {
                 let mut bad = r.clone();
                 let bytes = [&mut bad.ack, &mut bad.sig, &mut bad.outcomes];
                 bytes.into_iter().nth(part).unwrap()[bit / 8] ^= 1 << (bit % 8);
-                assert!(open(&bad, &root, "rocket-01", answers()).is_none(), "{part} {bit}");
+                assert!(
+                    open(&bad, &root, "rocket-01", answers()).is_none(),
+                    "{part} {bit}"
+                );
             }
         }
     }

@@ -137,7 +137,10 @@ pub enum BundleLine {
     /// A hint that this file is through.
     Outcome(OutcomeLine),
     /// The last line: what counts, and why it ended early if it did.
-    Done { receipt: WireReceipt, stopped: Option<Stopped> },
+    Done {
+        receipt: WireReceipt,
+        stopped: Option<Stopped>,
+    },
 }
 
 /// Why a hub ended a bundle before its last file.
@@ -165,7 +168,9 @@ const TOKEN_PREFIX: &str = "barque-enroll-";
 
 /// A text that is not an enrollment token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this is not an enrollment token; `barque hub spoke add ID` on the hub prints one, starting with {TOKEN_PREFIX}")]
+#[error(
+    "this is not an enrollment token; `barque hub spoke add ID` on the hub prints one, starting with {TOKEN_PREFIX}"
+)]
 pub struct TokenError;
 
 impl EnrollToken {
@@ -200,7 +205,12 @@ impl EnrollRequest {
         let parts = proof_parts(&token.hub, &token.spoke, &token.secret, &text);
         let parts: Vec<&[u8]> = parts.iter().map(String::as_bytes).collect();
         let proof = crate::digest::hex(&key.sign(ENROLL_LABEL, &parts));
-        Self { spoke_id: token.spoke.clone(), secret: token.secret.clone(), public_key, proof }
+        Self {
+            spoke_id: token.spoke.clone(),
+            secret: token.secret.clone(),
+            public_key,
+            proof,
+        }
     }
 
     /// Whether the sender owns the key it hands in.
@@ -214,7 +224,12 @@ impl EnrollRequest {
 }
 
 fn proof_parts(hub: &HubId, spoke: &SpokeId, secret: &str, key: &str) -> [String; 4] {
-    [hub.to_string(), spoke.to_string(), secret.to_owned(), key.to_owned()]
+    [
+        hub.to_string(),
+        spoke.to_string(),
+        secret.to_owned(),
+        key.to_owned(),
+    ]
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -278,7 +293,9 @@ impl std::str::FromStr for Role {
             "reader" => Ok(Self::Reader),
             "operator" => Ok(Self::Operator),
             "admin" => Ok(Self::Admin),
-            _ => Err(format!("{text:?} is not a role; there are reader, operator and admin")),
+            _ => Err(format!(
+                "{text:?} is not a role; there are reader, operator and admin"
+            )),
         }
     }
 }
@@ -354,6 +371,8 @@ pub struct HubStatus {
     pub hub_epoch: HubEpoch,
     pub node_id: String,
     pub version: String,
+    /// The address that enrollment tokens carry.
+    pub url: String,
     pub ready: bool,
     pub leader: Option<String>,
     pub term: u64,
@@ -371,12 +390,19 @@ pub fn file_url_path(landed: &str) -> String {
     let mut out = String::from(FILES);
     for segment in landed.split('/') {
         out.push('/');
-        for b in segment.bytes() {
-            if b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~') {
-                out.push(char::from(b));
-            } else {
-                out.push_str(&format!("%{b:02X}"));
-            }
+        out.push_str(&url_segment(segment));
+    }
+    out
+}
+
+/// A text percent-encoded for one segment or one query value of a URL (RFC 3986).
+pub fn url_segment(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for b in text.bytes() {
+        if b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~') {
+            out.push(char::from(b));
+        } else {
+            out.push_str(&format!("%{b:02X}"));
         }
     }
     out
@@ -403,17 +429,26 @@ mod tests {
             hub_time: now,
             expires_at: now.plus_ms(3_600_000),
         };
-        assert_eq!(EnrollToken::decode(&format!(" {}\n", token.encode())), Ok(token.clone()));
+        assert_eq!(
+            EnrollToken::decode(&format!(" {}\n", token.encode())),
+            Ok(token.clone())
+        );
         assert_eq!(EnrollToken::decode("barque-enroll-e30"), Err(TokenError));
         assert_eq!(EnrollToken::decode("hello"), Err(TokenError));
         let request = EnrollRequest::new(&token, &SecretKey::from_seed([1; 32]));
         assert!(request.is_proven(&token.hub));
-        let stolen = EnrollRequest { public_key: SecretKey::from_seed([2; 32]).public(), ..request };
+        let stolen = EnrollRequest {
+            public_key: SecretKey::from_seed([2; 32]).public(),
+            ..request
+        };
         assert!(!stolen.is_proven(&token.hub));
     }
 
     #[test]
     fn file_urls_escape_each_segment() {
-        assert_eq!(file_url_path("s/a b/100%#?.parquet"), "/api/v1/files/s/a%20b/100%25%23%3F.parquet");
+        assert_eq!(
+            file_url_path("s/a b/100%#?.parquet"),
+            "/api/v1/files/s/a%20b/100%25%23%3F.parquet"
+        );
     }
 }

@@ -1,1 +1,33 @@
+//! The hub: what arrives is verified, made durable, agreed on, and then seen.
+//!
+//! One way in ([`receive`]) serves every road, one replicated [`manifest`] decides, and each node
+//! works its own copies off from that state ([`promote`]). Only this crate knows axum; only
+//! `client.rs` knows reqwest. It never opens a connection to a spoke (invariant S1).
 
+pub mod client;
+pub mod command;
+pub mod config;
+pub mod error;
+pub mod http;
+pub mod hub;
+pub mod identity;
+pub mod landing;
+pub mod ledger;
+pub mod manifest;
+pub mod promote;
+pub mod propose;
+pub mod receive;
+pub mod reconcile;
+pub mod registry;
+pub mod staging;
+pub mod sweep;
+pub mod tls;
+
+pub use client::AdminClient;
+pub use config::HubConfig;
+pub use error::{Error, Refusal};
+pub use hub::Hub;
+pub use identity::Identity;
+
+/// The version that answers and reports carry.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,0 +1,333 @@
+//! What can be typed: verbs, flags and their environment variables.
+
+use std::path::PathBuf;
+
+use barque_bundle::wire::Role;
+use barque_bundle::{ByteSize, SpokeId};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// Carries immutable Parquet files from edge machines to a central hub, and loses none.
+#[derive(Parser, Debug)]
+#[command(
+    name = "barque",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true
+)]
+pub struct Args {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(ClapArgs, Clone, Debug)]
+pub struct Global {
+    /// Print one JSON object on stdout
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Say nothing but errors (for cron)
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Settings file [default: ./barque.toml, then /etc/barque/barque.toml]
+    #[arg(long, global = true, env = "BARQUE_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Which log lines to show, such as `debug` or `barque_hub=debug`
+    #[arg(long, global = true, env = "BARQUE_LOG", value_name = "FILTER")]
+    pub log: Option<String>,
+    /// Form of the log lines on stderr
+    #[arg(long, global = true, env = "BARQUE_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Ship what the hub lacks: scan, offer, send, and keep the hub's receipts
+    #[command(
+        after_help = "Example (cron, every ten minutes):\n  */10 * * * *  barque push --quiet --state /var/lib/barque/spoke\n\nExit codes: 0 nothing needs a person, 3 a file does, 7 another pass runs, 75 hub not reached."
+    )]
+    Push(PushArgs),
+    /// Show how this spoke stands with its hub; works without a network
+    #[command(after_help = "Example:\n  barque status --state ./rocket --json")]
+    Status(StateArgs),
+    /// Make this machine a spoke of a hub
+    #[command(
+        after_help = "Example:\n  barque enroll \"$TOKEN\" --state ./rocket --source ./telemetry\n  ssh hub barque hub spoke add rocket-01 | barque enroll - --state ./rocket --source ./telemetry"
+    )]
+    Enroll(EnrollArgs),
+    /// Decide about files that wait for a person
+    Ledger {
+        #[command(subcommand)]
+        verb: LedgerVerb,
+    },
+    /// Run a hub, and manage it
+    Hub {
+        #[command(subcommand)]
+        verb: HubVerb,
+    },
+    /// Write plausible sensor Parquet files to try things with
+    #[command(after_help = "Example:\n  barque sample ./telemetry --files 500")]
+    Sample(SampleArgs),
+    /// Show the main job: two spokes push to a hub that is killed in between
+    #[command(
+        after_help = "Example:\n  barque demo\n  barque demo --keep    # leaves the hub running and says how to query it"
+    )]
+    Demo(DemoArgs),
+}
+
+impl Command {
+    pub fn default_log_level(&self) -> &'static str {
+        match self {
+            Self::Hub {
+                verb: HubVerb::Serve(_),
+            } => "info",
+            _ => "warn",
+        }
+    }
+
+    /// Whether the command ends in its own way on a signal.
+    pub fn handles_signals(&self) -> bool {
+        matches!(
+            self,
+            Self::Hub {
+                verb: HubVerb::Serve(_)
+            }
+        )
+    }
+}
+
+#[derive(ClapArgs, Clone, Debug)]
+pub struct StateArgs {
+    /// The spoke's state folder
+    #[arg(long, env = "BARQUE_STATE", value_name = "DIR")]
+    pub state: Option<PathBuf>,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct PushArgs {
+    #[command(flatten)]
+    pub state: StateArgs,
+    /// Scan and say what would be sent; write and send nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct EnrollArgs {
+    /// The one-time token that `barque hub spoke add` printed; `-` reads it from stdin
+    pub token: String,
+    #[command(flatten)]
+    pub state: StateArgs,
+    /// The tree of Parquet files to ship; it is only read
+    #[arg(long, env = "BARQUE_SOURCE", value_name = "DIR")]
+    pub source: Option<PathBuf>,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum LedgerVerb {
+    /// Offer files again under a new number, after a person acted
+    #[command(
+        after_help = "Example:\n  barque ledger requeue factory/line1/2024/03/31/02/a.parquet --state ./rocket\n  barque ledger requeue --all modified --state ./rocket"
+    )]
+    Requeue(LedgerArgs),
+    /// Set files aside; a requeue undoes it
+    #[command(after_help = "Example:\n  barque ledger dismiss --all conflict --state ./rocket")]
+    Dismiss(LedgerArgs),
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct LedgerArgs {
+    #[command(flatten)]
+    pub state: StateArgs,
+    /// Paths below the source folder, as `barque push --json` names them
+    #[arg(required_unless_present = "all")]
+    pub paths: Vec<String>,
+    /// All files in this state: conflict, failed, modified, dismissed, removed, skipped
+    #[arg(long, value_name = "STATE", conflicts_with = "paths")]
+    pub all: Option<String>,
+    /// Say what would be done; change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum HubVerb {
+    /// Make a hub: its root key, TLS authority and data folder
+    #[command(
+        after_help = "Example:\n  barque hub init --data ./hub --url https://hub.example.org:7171"
+    )]
+    Init(HubInitArgs),
+    /// Run the hub until it is told to stop
+    #[command(after_help = "Example:\n  barque hub serve --data ./hub --listen 0.0.0.0:7171")]
+    Serve(HubServeArgs),
+    /// Announce and list spokes
+    Spoke {
+        #[command(subcommand)]
+        verb: HubSpokeVerb,
+    },
+    /// Make, list and remove bearer tokens of operators and readers
+    Token {
+        #[command(subcommand)]
+        verb: HubTokenVerb,
+    },
+    /// List landed files by name
+    #[command(
+        after_help = "Example:\n  barque hub files --prefix rocket-01/factory/ --data ./hub --json"
+    )]
+    Files(HubFilesArgs),
+    /// Show how the hub stands
+    #[command(after_help = "Example:\n  barque hub status --data ./hub --json")]
+    Status(HubTargetArgs),
+}
+
+#[derive(ClapArgs, Clone, Debug)]
+pub struct DataArgs {
+    /// The hub's data folder
+    #[arg(long, env = "BARQUE_DATA", value_name = "DIR")]
+    pub data: Option<PathBuf>,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct HubInitArgs {
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// The address that spokes will use [default: the one served]
+    #[arg(long, env = "BARQUE_URL", value_name = "URL")]
+    pub url: Option<String>,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct HubServeArgs {
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Address and port to listen on [default: 0.0.0.0:7171]
+    #[arg(long, env = "BARQUE_LISTEN", value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// Serve plain HTTP; only behind something that does TLS
+    #[arg(long, env = "BARQUE_PLAIN")]
+    pub plain: bool,
+}
+
+/// Which hub is meant: the one on this machine's folder, or one elsewhere.
+#[derive(ClapArgs, Clone, Debug)]
+pub struct HubTargetArgs {
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// A hub elsewhere; needs a token
+    #[arg(long, env = "BARQUE_URL", value_name = "URL", conflicts_with = "data")]
+    pub url: Option<String>,
+    /// File that holds the bearer token [or the token itself in BARQUE_TOKEN]
+    #[arg(long, env = "BARQUE_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// The hub's tls/ca.pem, when the system does not trust it
+    #[arg(long, env = "BARQUE_CACERT", value_name = "FILE")]
+    pub cacert: Option<PathBuf>,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum HubSpokeVerb {
+    /// Announce a spoke; prints its one-time enrollment token alone on stdout
+    #[command(after_help = "Example:\n  TOKEN=$(barque hub spoke add rocket-01 --data ./hub)")]
+    Add(HubSpokeAddArgs),
+    /// List spokes
+    #[command(after_help = "Example:\n  barque hub spoke ls --data ./hub")]
+    Ls(HubTargetArgs),
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct HubSpokeAddArgs {
+    /// The spoke's name: letters, digits, '.', '_' and '-'
+    pub id: SpokeId,
+    /// How long the token may wait to be used, at most 7d
+    #[arg(long, default_value = "1h", value_name = "DURATION")]
+    pub expires: String,
+    #[command(flatten)]
+    pub target: HubTargetArgs,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum HubTokenVerb {
+    /// Make a token; it is printed once and kept as a hash
+    #[command(after_help = "Example:\n  barque hub token add --role reader --name me --data ./hub")]
+    Add(HubTokenAddArgs),
+    /// List tokens by name
+    #[command(after_help = "Example:\n  barque hub token ls --data ./hub")]
+    Ls(HubTargetArgs),
+    /// Remove a token; it stops to count at once
+    #[command(after_help = "Example:\n  barque hub token rm me --data ./hub")]
+    Rm(HubTokenRmArgs),
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct HubTokenAddArgs {
+    /// Who it is for
+    #[arg(long)]
+    pub name: String,
+    /// reader, operator or admin
+    #[arg(long, default_value = "reader")]
+    pub role: Role,
+    #[command(flatten)]
+    pub target: HubTargetArgs,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct HubTokenRmArgs {
+    pub name: String,
+    #[command(flatten)]
+    pub target: HubTargetArgs,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct HubFilesArgs {
+    /// Only names that start with this
+    #[arg(long, default_value = "")]
+    pub prefix: String,
+    /// At most so many
+    #[arg(long, value_name = "N")]
+    pub limit: Option<u64>,
+    #[command(flatten)]
+    pub target: HubTargetArgs,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct SampleArgs {
+    /// Where to write; made if it does not exist
+    pub dir: PathBuf,
+    /// How many files
+    #[arg(long, default_value_t = 100)]
+    pub files: u64,
+    /// Rows of each file
+    #[arg(long, default_value_t = 600)]
+    pub rows: u32,
+    /// Also write one file of at least this size
+    #[arg(long, value_name = "SIZE")]
+    pub large: Option<ByteSize>,
+    /// The same seed writes the same files
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct DemoArgs {
+    /// Leave the folders and the hub running, and print how to query it
+    #[arg(long)]
+    pub keep: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,36 @@
+//! `barque hub status`.
+
+use barque_bundle::ByteSize;
+use barque_bundle::wire::HubStatus;
+
+use super::{Context, client};
+use crate::args::HubTargetArgs;
+use crate::{exit, output};
+
+pub async fn run(context: &Context, target: &HubTargetArgs) -> anyhow::Result<u8> {
+    let s: HubStatus = client(context, target)?.get("/hub/status").await?;
+    if context.global.json {
+        output::json(&s)?;
+        return Ok(exit::OK);
+    }
+    output::line(&format!(
+        "hub {} at {} (barque {})",
+        s.hub_id, s.url, s.version
+    ));
+    output::line(&format!(
+        "  {} files, {}, {} spokes; {} free",
+        s.files,
+        ByteSize(s.bytes),
+        s.spokes,
+        ByteSize(s.free_bytes)
+    ));
+    output::line(&format!(
+        "  node {}, leader {}, term {}, position {}, visible up to {}",
+        s.node_id,
+        s.leader.as_deref().unwrap_or("none"),
+        s.term,
+        s.position,
+        s.promoted_position
+    ));
+    Ok(exit::OK)
+}

@@ -1,0 +1,119 @@
+//! `barque push`.
+
+use barque_bundle::ByteSize;
+use barque_bundle::path::printable;
+use barque_spoke::PushReport;
+use barque_spoke::push::{self, Event, Mode};
+use indicatif::ProgressBar;
+
+use super::{Context, edge};
+use crate::args::PushArgs;
+use crate::{exit, output};
+
+pub async fn run(context: &Context, args: &PushArgs) -> anyhow::Result<u8> {
+    let state = context.state(&args.state);
+    let mode = if args.dry_run {
+        Mode::DryRun
+    } else {
+        Mode::Real
+    };
+    let bar = output::bar(context.global.quiet || context.global.json);
+    let report = push::push(&state, &edge(), mode, &|event| show(&bar, &event)).await;
+    bar.finish_and_clear();
+    let report = report?;
+    if context.global.json {
+        output::json(&report)?;
+    } else if !context.global.quiet {
+        summary(&report, mode);
+    }
+    complain(&report, context);
+    Ok(code(&report, mode))
+}
+
+fn code(report: &PushReport, mode: Mode) -> u8 {
+    match &report.error {
+        Some(e) => e.kind().exit_code(),
+        None if report.needs_a_person() => exit::NEEDS_A_PERSON,
+        None if mode == Mode::Real && !report.hub_reached => exit::TRY_LATER,
+        None => exit::OK,
+    }
+}
+
+fn show(bar: &ProgressBar, event: &Event) {
+    match event {
+        Event::Scanning {
+            files,
+            hashed_bytes,
+        } => {
+            bar.set_message(format!(
+                "scanning: {files} files, {} hashed",
+                ByteSize(*hashed_bytes)
+            ));
+        }
+        Event::Scanned { pending_bytes, .. } => output::measure(bar, *pending_bytes),
+        Event::Sending { files, .. } => bar.set_message(format!("{files} files")),
+        Event::SentBytes(n) => bar.inc(*n),
+        Event::SettledOne => {}
+        Event::Waiting { why, ms } => bar.set_message(format!("waiting {ms} ms: {why}")),
+    }
+}
+
+fn summary(r: &PushReport, mode: Mode) {
+    let verb = if mode == Mode::DryRun {
+        "would send"
+    } else {
+        "left"
+    };
+    output::line(&format!(
+        "{} files: {} sent ({}), {} present, {} {verb}, {} conflict, {} modified, {} failed, \
+         {} skipped, {} not settled; {:.1} s",
+        r.discovered,
+        r.sent,
+        ByteSize(r.bytes_sent),
+        r.present,
+        r.left,
+        r.conflict,
+        r.modified,
+        r.failed,
+        r.skipped,
+        r.not_settled,
+        r.duration_ms as f64 / 1000.0
+    ));
+    if !r.skipped_by.is_empty() && r.skipped > 0 {
+        let by: Vec<String> = r
+            .skipped_by
+            .iter()
+            .map(|(code, n)| format!("{n} {code}"))
+            .collect();
+        output::line(&format!("skipped: {}", by.join(", ")));
+    }
+}
+
+/// What a person has to know, on stderr also when quiet: cron mails it.
+fn complain(r: &PushReport, context: &Context) {
+    if let Some(e) = &r.error {
+        output::say(&format!(
+            "error: {e}; {} files wait and nothing is lost, the next push goes on",
+            r.left
+        ));
+    }
+    if context.global.json {
+        return;
+    }
+    for c in &r.conflicts {
+        output::say(&format!(
+            "conflict: {}: the hub holds other content ({}) under this path, which stays; \
+             ours is {}. Rename the file, or set it aside: barque ledger dismiss",
+            printable(&c.path),
+            c.their_sha256
+                .map_or("unknown".to_owned(), |d| d.to_string()),
+            c.sha256.map_or("unknown".to_owned(), |d| d.to_string()),
+        ));
+    }
+    for f in &r.failures {
+        output::say(&format!("{}: {} ({})", f.state, f.detail, f.code));
+    }
+    for u in &r.unreadable {
+        output::say(&format!("incomplete: cannot read {}: {}", u.path, u.detail));
+    }
+}

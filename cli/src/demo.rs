@@ -1,0 +1,369 @@
+//! `barque demo`: the main job with real processes, told as one table.
+//!
+//! A hub with TLS and two spokes; the hub is killed with -9 in the middle of the pushes; at the
+//! end every landed file is hashed against its source. Anything that differs is a failure.
+
+mod process;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use barque_bundle::{ByteSize, Sha256Digest};
+use serde_json::Value;
+
+use crate::args::DemoArgs;
+use crate::command::Context;
+use crate::sample::{self, Plan};
+use crate::{exit, output};
+use process::{Running, barque, run_json};
+
+const SPOKES: [(&str, u64); 2] = [("rocket-01", 2000), ("submarine-01", 1000)];
+const LARGE: ByteSize = ByteSize(256 * 1024 * 1024);
+const ROWS: u32 = 2_600;
+const LEAST_BYTES: u64 = 400 * 1024 * 1024;
+
+/// One line of the table.
+struct Step {
+    what: String,
+    pid: String,
+    result: String,
+}
+
+struct Demo {
+    root: PathBuf,
+    hub: Option<Running>,
+    steps: Vec<Step>,
+    json: bool,
+}
+
+pub async fn run(context: &Context, args: &DemoArgs) -> anyhow::Result<u8> {
+    let folder = tempfile::Builder::new().prefix("barque-demo-").tempdir()?;
+    let root = folder.path().to_owned();
+    let json = context.global.json;
+    let mut demo = Demo {
+        root,
+        hub: None,
+        steps: Vec::new(),
+        json,
+    };
+    let started = Instant::now();
+    let outcome = tokio::task::block_in_place(|| demo.play());
+    demo.table(started.elapsed());
+    if args.keep {
+        let root = folder.keep();
+        demo.leave(&root);
+    }
+    outcome?;
+    Ok(exit::OK)
+}
+
+impl Demo {
+    fn play(&mut self) -> anyhow::Result<()> {
+        let bytes = self.make_samples()?;
+        ensure!(bytes >= LEAST_BYTES, "the samples have only {bytes} bytes");
+        let listen = self.start_hub("127.0.0.1:0")?;
+        for (spoke, _) in SPOKES {
+            self.enroll(spoke)?;
+        }
+        self.push_through_a_kill(&listen)?;
+        for (spoke, _) in SPOKES {
+            self.push_nothing(spoke)?;
+        }
+        self.change_one_file()?;
+        self.compare()
+    }
+
+    fn step(&mut self, what: impl Into<String>, pid: Option<u32>, result: impl Into<String>) {
+        let pid = pid.map_or(String::new(), |p| p.to_string());
+        let step = Step {
+            what: what.into(),
+            pid,
+            result: result.into(),
+        };
+        if !self.json {
+            output::say(&format!("{}: {}", step.what, step.result));
+        }
+        self.steps.push(step);
+    }
+
+    fn source(&self, spoke: &str) -> PathBuf {
+        self.root.join(spoke).join("source")
+    }
+
+    fn state(&self, spoke: &str) -> String {
+        self.root.join(spoke).join("state").display().to_string()
+    }
+
+    fn data(&self) -> String {
+        self.root.join("hub").display().to_string()
+    }
+
+    fn make_samples(&mut self) -> anyhow::Result<u64> {
+        let mut bytes = 0;
+        for (seed, (spoke, files)) in (1..).zip(SPOKES) {
+            let large = (seed == 1).then_some(LARGE);
+            let plan = Plan {
+                files,
+                rows: ROWS,
+                large,
+                seed,
+            };
+            let written = sample::write(&self.source(spoke), &plan, |_| ())?;
+            bytes += written.bytes;
+            let result = format!("{} files, {}", written.files, ByteSize(written.bytes));
+            self.step(format!("sample data for {spoke}"), None, result);
+        }
+        Ok(bytes)
+    }
+
+    /// Starts the hub on its folder; the address that it really listens on.
+    fn start_hub(&mut self, listen: &str) -> anyhow::Result<String> {
+        let data = self.data();
+        if !Path::new(&data).exists() {
+            run_json(&["hub", "init", "--data", &data, "--json"])?;
+        }
+        let log = self.root.join("hub.log");
+        let mut command = barque(&["hub", "serve", "--data", &data, "--listen", listen]);
+        let hub = Running::start(&mut command, &log)?;
+        let pid = hub.pid();
+        self.hub = Some(hub);
+        let status = run_json(&["hub", "status", "--data", &data, "--json"])
+            .with_context(|| format!("the hub does not start, see {}", log.display()))?;
+        let url = text(&status, "url");
+        self.step(
+            "hub serves",
+            Some(pid),
+            format!("{url}, {} files", number(&status, "files")),
+        );
+        Ok(url.trim_start_matches("https://").to_owned())
+    }
+
+    fn enroll(&mut self, spoke: &str) -> anyhow::Result<()> {
+        let added = run_json(&[
+            "hub",
+            "spoke",
+            "add",
+            spoke,
+            "--data",
+            &self.data(),
+            "--json",
+        ])?;
+        let token = text(&added, "token");
+        let source = self.source(spoke).display().to_string();
+        let state = self.state(spoke);
+        run_json(&[
+            "enroll", &token, "--state", &state, "--source", &source, "--json",
+        ])?;
+        self.step(
+            format!("{spoke} enrolled"),
+            None,
+            "one-time token, root pinned",
+        );
+        Ok(())
+    }
+
+    /// Both spokes push at once; the hub is killed when a third has landed, and started again.
+    fn push_through_a_kill(&mut self, listen: &str) -> anyhow::Result<()> {
+        let pushes = SPOKES.map(|(spoke, _)| self.start_push(spoke));
+        let third = SPOKES.iter().map(|(_, n)| n).sum::<u64>() / 3;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while count_files(&self.root.join("hub/landing")) < third {
+            ensure!(Instant::now() < deadline, "nothing lands");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if let Some(hub) = self.hub.take() {
+            let pid = hub.pid();
+            hub.kill()?;
+            let landed = count_files(&self.root.join("hub/landing"));
+            self.step(
+                "hub killed with -9",
+                Some(pid),
+                format!("{landed} files had landed"),
+            );
+        }
+        for (push, (spoke, _)) in pushes.into_iter().zip(SPOKES) {
+            let (pid, code, report) = push?.report()?;
+            let result = format!("{}, exit {code}", sent(&report));
+            ensure!(
+                code == exit::OK || code == exit::TRY_LATER,
+                "{spoke} ended with {code}"
+            );
+            self.step(format!("{spoke} pushes"), Some(pid), result);
+        }
+        self.start_hub(listen)?;
+        for (spoke, _) in SPOKES {
+            let (pid, code, report) = self.start_push(spoke)?.report()?;
+            ensure!(code == exit::OK, "{spoke} ended with {code}: {report}");
+            ensure!(number(&report, "left") == 0, "{spoke} has files left");
+            self.step(format!("{spoke} pushes the rest"), Some(pid), sent(&report));
+        }
+        Ok(())
+    }
+
+    fn start_push(&self, spoke: &str) -> anyhow::Result<Running> {
+        let log = self.root.join(format!("{spoke}.log"));
+        Running::start_piped(
+            &mut barque(&["push", "--state", &self.state(spoke), "--json"]),
+            &log,
+        )
+    }
+
+    fn push_nothing(&mut self, spoke: &str) -> anyhow::Result<()> {
+        let (pid, code, report) = self.start_push(spoke)?.report()?;
+        ensure!(
+            code == exit::OK && number(&report, "sent") == 0,
+            "{spoke} sent again: {report}"
+        );
+        self.step(format!("{spoke} pushes again"), Some(pid), sent(&report));
+        Ok(())
+    }
+
+    /// A synced file changes: first `modified`, and once requeued a `conflict`; the hub's stays.
+    fn change_one_file(&mut self) -> anyhow::Result<()> {
+        let (spoke, _) = SPOKES[1];
+        let path = "factory/temperature/2024/03/31/00/part-000.parquet";
+        let other = self
+            .source(spoke)
+            .join("factory/temperature/2024/03/31/01/part-000.parquet");
+        let file = self.source(spoke).join(path);
+        let original = std::fs::read(&file)?;
+        std::fs::write(&file, std::fs::read(&other)?)?;
+        let (pid, code, report) = self.start_push(spoke)?.report()?;
+        ensure!(
+            number(&report, "modified") == 1,
+            "not seen as modified: {report}"
+        );
+        let result = format!("{} modified, {}, exit {code}", 1, sent(&report));
+        self.step("a synced file changed", Some(pid), result);
+        run_json(&[
+            "ledger",
+            "requeue",
+            path,
+            "--state",
+            &self.state(spoke),
+            "--json",
+        ])?;
+        let (pid, code, report) = self.start_push(spoke)?.report()?;
+        ensure!(number(&report, "conflict") == 1, "not a conflict: {report}");
+        ensure!(code == exit::NEEDS_A_PERSON, "a conflict ended with {code}");
+        let result = format!("{} conflict, {}, exit {code}", 1, sent(&report));
+        self.step("requeued and pushed", Some(pid), result);
+        std::fs::write(&file, original)?;
+        Ok(())
+    }
+
+    /// Hashes every source file and its landed copy.
+    fn compare(&mut self) -> anyhow::Result<()> {
+        let mut equal = 0;
+        for (spoke, _) in SPOKES {
+            let source = self.source(spoke);
+            let landed = self.root.join("hub/landing").join(spoke);
+            for path in files_below(&source) {
+                let relative = path.strip_prefix(&source)?;
+                let there = landed.join(relative);
+                ensure!(
+                    digest(&path)? == digest(&there)?,
+                    "{} differs",
+                    there.display()
+                );
+                equal += 1;
+            }
+        }
+        let landed = count_files(&self.root.join("hub/landing"));
+        ensure!(landed == equal, "{landed} files landed, {equal} were sent");
+        self.step(
+            "every landed file hashed",
+            None,
+            format!("{equal} equal their sources, 0 differ"),
+        );
+        Ok(())
+    }
+
+    fn table(&self, took: Duration) {
+        if self.json {
+            let steps: Vec<Value> = self
+                .steps
+                .iter()
+                .map(|s| serde_json::json!({ "step": s.what, "pid": s.pid, "result": s.result }))
+                .collect();
+            let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+            output::line(
+                &serde_json::json!({ "steps": steps, "duration_ms": duration_ms }).to_string(),
+            );
+            return;
+        }
+        let width = self.steps.iter().map(|s| s.what.len()).max().unwrap_or(0);
+        output::line(&format!("\n{:width$}  {:>8}  result", "step", "pid"));
+        for s in &self.steps {
+            output::line(&format!("{:width$}  {:>8}  {}", s.what, s.pid, s.result));
+        }
+        output::line(&format!(
+            "{:width$}  {:>8}  {:.1} s",
+            "all",
+            "",
+            took.as_secs_f64()
+        ));
+    }
+
+    fn leave(&mut self, root: &Path) {
+        let landing = root.join("hub/landing");
+        if let Some(hub) = self.hub.take() {
+            output::line(&format!(
+                "\nthe hub runs on as process {}; all is in {}",
+                hub.pid(),
+                root.display()
+            ));
+            hub.leave();
+        }
+        output::line(&format!(
+            "query it: duckdb -c \"select count(*) from '{}/**/*.parquet'\"",
+            landing.display()
+        ));
+    }
+}
+
+fn text(value: &Value, key: &str) -> String {
+    value
+        .get(key)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned()
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value.get(key).and_then(Value::as_u64).unwrap_or(0)
+}
+
+fn sent(report: &Value) -> String {
+    format!(
+        "{} sent, {} present, {} left",
+        number(report, "sent"),
+        number(report, "present"),
+        number(report, "left")
+    )
+}
+
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for item in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            match item.file_type() {
+                Ok(t) if t.is_dir() => folders.push(item.path()),
+                Ok(t) if t.is_file() => found.push(item.path()),
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+fn count_files(folder: &Path) -> u64 {
+    files_below(folder).len() as u64
+}
+
+fn digest(path: &Path) -> anyhow::Result<Sha256Digest> {
+    let mut file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
+    Ok(Sha256Digest::of_reader(&mut file)?.0)
+}

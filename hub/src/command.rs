@@ -1,0 +1,241 @@
+//! The replicated commands and their replies: one version byte, then MessagePack.
+//!
+//! Everything a command decides on stands in it: the proposer stamps time and ids (A1).
+
+use barque_bundle::wire::{Role, SpokeReport};
+use barque_bundle::{
+    BundleId, FilePath, HubEpoch, HubId, KeyId, PublicKey, Ranges, SeriesId, Sha256Digest, SpokeId,
+    Timestamp,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// The newest command version that this program proposes and applies.
+pub const VERSION: u8 = 1;
+/// Most operations of one batch.
+pub const BATCH_OPERATIONS_MAX: usize = 1_000;
+/// Most bytes of one batch, before the fields that stand once.
+pub const BATCH_BYTES_MAX: usize = 2 * 1024 * 1024;
+
+/// A command and the proposer's time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Envelope {
+    pub at: Timestamp,
+    pub command: Command,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Command {
+    Init(Init),
+    AddSpoke(AddSpoke),
+    Enroll(Enroll),
+    AddToken(AddToken),
+    RemoveToken { name: String },
+    RaiseStageFloor { node_id: u64, floor: u64 },
+    Batch(Batch),
+}
+
+/// The first command of a manifest: who this hub is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Init {
+    pub hub_id: HubId,
+    pub hub_epoch: HubEpoch,
+    pub node_id: u64,
+    pub node_key: PublicKey,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AddSpoke {
+    pub spoke_id: SpokeId,
+    /// SHA-256 of the one-time secret.
+    pub secret_hash: Sha256Digest,
+    pub expires_at: Timestamp,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Enroll {
+    pub spoke_id: SpokeId,
+    pub secret_hash: Sha256Digest,
+    pub public_key: PublicKey,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AddToken {
+    pub name: String,
+    pub role: Role,
+    /// SHA-256 of the bearer token.
+    pub hash: Sha256Digest,
+}
+
+/// Operations that go out together; what is common to a bundle stands once.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Batch {
+    pub bundles: Vec<BundleRef>,
+    pub operations: Vec<Operation>,
+}
+
+/// A bundle's part of a batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BundleRef {
+    pub bundle_id: BundleId,
+    pub spoke_id: SpokeId,
+    pub key_id: KeyId,
+    pub series: SeriesId,
+    #[serde(with = "bytes_form")]
+    pub header: Vec<u8>,
+    #[serde(with = "bytes_form")]
+    pub sig: Vec<u8>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Operation {
+    Register(Register),
+    /// A number whose file is answered without a row (refused).
+    Answer {
+        bundle: u32,
+        seq: u64,
+    },
+    CheckIn(CheckIn),
+}
+
+/// One file; `bundle` is an index into the batch's bundles.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Register {
+    pub bundle: u32,
+    pub path: FilePath,
+    pub sha256: Sha256Digest,
+    pub size_bytes: u64,
+    pub seq: u64,
+    pub modified_at: Timestamp,
+    /// The node that staged and synced the bytes; none when the manifest was thought to know them.
+    pub holder: Option<Holder>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    pub node_id: u64,
+    pub stage_no: u64,
+}
+
+/// What a spoke says of itself, and the numbers that this answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CheckIn {
+    pub spoke_id: SpokeId,
+    pub key_id: KeyId,
+    pub series: SeriesId,
+    pub seq_head: u64,
+    pub as_of: Option<Timestamp>,
+    pub voids: Ranges,
+    pub replaces: Option<SeriesId>,
+    pub answered: Ranges,
+    pub report: SpokeReport,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    Done,
+    Batch(Vec<OperationReply>),
+    /// The command changed nothing, for this reason.
+    Refused(CommandRefusal),
+}
+
+/// Why `apply` refused; all of these are the caller's to mend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CommandRefusal {
+    NameTaken,
+    UnknownToken,
+    TokenUsed,
+    TokenExpired,
+    KeyInUse,
+    TokenNameTaken,
+    NoSuchToken,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OperationReply {
+    Registered {
+        position: u64,
+        copies: u32,
+    },
+    AlreadyPresent {
+        position: u64,
+        copies: u32,
+    },
+    Conflict {
+        theirs: Sha256Digest,
+    },
+    Removed,
+    /// No copy stands behind it any more; the file has to come again.
+    Unmet,
+    /// The spoke or its key is not allowed to write.
+    Dead,
+    Done,
+    CheckedIn {
+        seen: u64,
+        recorded: bool,
+    },
+}
+
+/// The bytes that Raft carries.
+pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    let mut out = vec![VERSION];
+    rmp_serde::encode::write(&mut out, value).expect("commands hold only values that serde writes");
+    out
+}
+
+/// The value of bytes that [`encode`] made; an unknown version stops the node rather than skips.
+pub fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
+    match bytes.split_first() {
+        Some((&VERSION, body)) => {
+            rmp_serde::from_slice(body).map_err(|e| Error::Malformed(e.to_string()))
+        }
+        Some((&found, _)) => Err(Error::CommandVersion {
+            found,
+            known: VERSION,
+        }),
+        None => Err(Error::Malformed("an empty command".to_owned())),
+    }
+}
+
+mod bytes_form {
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(bytes)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Vec<u8>;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("bytes")
+            }
+            fn visit_bytes<E>(self, v: &[u8]) -> Result<Vec<u8>, E> {
+                Ok(v.to_vec())
+            }
+            fn visit_byte_buf<E>(self, v: Vec<u8>) -> Result<Vec<u8>, E> {
+                Ok(v)
+            }
+        }
+        deserializer.deserialize_byte_buf(Visitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_of_an_unknown_version_stops_rather_than_skips() {
+        let mut bytes = encode(&Reply::Done);
+        assert_eq!(decode::<Reply>(&bytes).unwrap(), Reply::Done);
+        bytes[0] = VERSION + 1;
+        assert!(matches!(
+            decode::<Reply>(&bytes),
+            Err(Error::CommandVersion { .. })
+        ));
+        assert!(decode::<Reply>(&[]).is_err());
+    }
+}

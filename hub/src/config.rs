@@ -1,0 +1,80 @@
+//! What a hub node is told: folders, addresses and limits.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The settings of `hub serve`; paths are used as given.
+#[derive(Clone, Debug)]
+pub struct HubConfig {
+    pub data: PathBuf,
+    /// Address and port of the public listener.
+    pub listen: String,
+    /// Serve plain HTTP instead of TLS.
+    pub plain: bool,
+    /// Where readers look; `DATA/landing` unless set.
+    pub landing_dir: Option<PathBuf>,
+    /// Bytes that stay free on the staging file system; a body that would take them gets 507.
+    pub reserve_bytes: u64,
+    /// Streams taken at once; one more gets 429.
+    pub streams_max: usize,
+    /// Longest silence inside a request body.
+    pub body_idle: Duration,
+}
+
+impl HubConfig {
+    pub const DEFAULT_LISTEN: &'static str = "0.0.0.0:7171";
+
+    pub fn new(data: impl Into<PathBuf>) -> Self {
+        Self {
+            data: data.into(),
+            listen: Self::DEFAULT_LISTEN.to_owned(),
+            plain: false,
+            landing_dir: None,
+            reserve_bytes: 64 * 1024 * 1024,
+            streams_max: 64,
+            body_idle: Duration::from_secs(60),
+        }
+    }
+
+    pub fn landing(&self) -> PathBuf {
+        self.landing_dir
+            .clone()
+            .unwrap_or_else(|| self.data.join("landing"))
+    }
+
+    /// On the landing's file system, so that a rename makes a file visible whole.
+    pub fn staging(&self) -> PathBuf {
+        match &self.landing_dir {
+            None => self.data.join("staging"),
+            Some(dir) => {
+                let mut name = dir.file_name().unwrap_or_default().to_owned();
+                name.push(".staging");
+                dir.with_file_name(name)
+            }
+        }
+    }
+}
+
+/// The files of a hub's data folder.
+pub struct DataFolder<'a>(pub &'a Path);
+
+impl DataFolder<'_> {
+    pub fn identity(&self) -> PathBuf {
+        self.0.join("identity.json")
+    }
+    pub fn tls(&self) -> PathBuf {
+        self.0.join("tls")
+    }
+    pub fn raft_db(&self) -> PathBuf {
+        self.0.join("raft.db")
+    }
+    pub fn manifest_db(&self) -> PathBuf {
+        self.0.join("manifest.db")
+    }
+    pub fn node_db(&self) -> PathBuf {
+        self.0.join("node.db")
+    }
+    pub fn socket(&self) -> PathBuf {
+        self.0.join("hub.sock")
+    }
+}

@@ -1,0 +1,132 @@
+//! Failures of the hub: refusals that a caller can act on, and faults of our own.
+
+use std::path::PathBuf;
+
+use barque_bundle::{ErrorKind, Timestamp};
+
+/// A refusal as it reaches a caller: kind, stable code, sentence, and what is needed to act.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}")]
+pub struct Refusal {
+    pub kind: ErrorKind,
+    pub code: &'static str,
+    pub detail: String,
+    pub hub_time: Option<Timestamp>,
+    pub max_entries: Option<usize>,
+    pub limit_bytes: Option<u64>,
+    pub retry_after_ms: Option<u64>,
+}
+
+impl Refusal {
+    pub fn new(kind: ErrorKind, code: &'static str, detail: impl Into<String>) -> Self {
+        let retry = matches!(
+            kind,
+            ErrorKind::Unavailable | ErrorKind::Throttled | ErrorKind::Full | ErrorKind::Unknown
+        );
+        Self {
+            kind,
+            code,
+            detail: detail.into(),
+            hub_time: None,
+            max_entries: None,
+            limit_bytes: None,
+            retry_after_ms: retry.then_some(5_000),
+        }
+    }
+}
+
+/// Anything that keeps a hub from doing what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("{what}")]
+    Sqlite {
+        what: &'static str,
+        source: rusqlite::Error,
+    },
+    #[error("{what}: {path}")]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error(
+        "{path} is at schema version {found}; this program knows up to {known}: use the newer program that wrote it"
+    )]
+    Newer {
+        path: PathBuf,
+        found: i64,
+        known: i64,
+    },
+    #[error(
+        "a command of version {found} is in the log; this program knows up to {known}: use the newer program"
+    )]
+    CommandVersion { found: u8, known: u8 },
+    #[error("a stored or replicated value is malformed: {0}")]
+    Malformed(String),
+    #[error(transparent)]
+    Log(#[from] barque_raft::LogStoreError),
+    #[error(transparent)]
+    Raft(#[from] barque_raft::StartError),
+    #[error("{0}")]
+    Unusable(String),
+    #[error("TLS: {0}")]
+    Tls(String),
+}
+
+impl Error {
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Refused(r) => r.kind,
+            Self::Io { source, .. } if barque_bundle::platform::is_full(source) => ErrorKind::Full,
+            Self::Sqlite { source, .. } if is_disk_full(source) => ErrorKind::Full,
+            Self::Newer { .. } | Self::Unusable(_) => ErrorKind::Invalid,
+            _ => ErrorKind::Internal,
+        }
+    }
+
+    /// Attaches what was being done, and where, to an I/O error.
+    pub fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { what, path, source }
+    }
+
+    /// Attaches what was being done to a database error.
+    pub fn sql(what: &'static str) -> impl FnOnce(rusqlite::Error) -> Self {
+        move |source| Self::Sqlite { what, source }
+    }
+
+    /// What a caller may hear of it: refusals as they are, faults without our insides.
+    pub fn to_refusal(&self) -> Refusal {
+        match self {
+            Self::Refused(r) => r.clone(),
+            e if e.kind() == ErrorKind::Full => Refusal::new(
+                ErrorKind::Full,
+                "hub_full",
+                "the hub has no space left; nothing was lost, what was not acknowledged comes again",
+            ),
+            _ => Refusal::new(
+                ErrorKind::Internal,
+                "hub_fault",
+                "the hub met a fault of its own, its log says which; what was not acknowledged comes again",
+            ),
+        }
+    }
+}
+
+fn is_disk_full(e: &rusqlite::Error) -> bool {
+    e.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+}
+
+/// The whole chain of causes in one line, outermost first.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(e) = source {
+        text.push_str(": ");
+        text.push_str(&e.to_string());
+        source = e.source();
+    }
+    text
+}

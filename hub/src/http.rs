@@ -1,0 +1,324 @@
+//! The hub over HTTP: routes, listeners, errors. One file a first path segment.
+//!
+//! The public listener speaks TLS (plain only when asked); `hub.sock` is for the machine's own
+//! operator: its peer's uid is checked and it acts as admin.
+
+pub mod body;
+mod enroll;
+mod files;
+mod problem;
+mod status;
+mod sync;
+mod sync_spokes;
+mod tokens;
+
+use std::future::Future;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::connect_info::ConnectInfo;
+use axum::extract::{Extension, Request};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{delete, get, post};
+use axum::serve::IncomingStream;
+use axum_server::tls_rustls::RustlsConfig;
+use barque_bundle::wire::{self, Role};
+use barque_bundle::{ErrorKind, platform};
+
+pub use problem::Problem;
+
+use crate::config::DataFolder;
+use crate::error::{Error, Refusal, chain};
+use crate::hub::{Parts, public_url, tls_config};
+use crate::registry;
+
+/// Bytes that one stream may be ahead: hyper's default of 1 MiB starves long links.
+const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
+const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
+const HEADER_WAIT: Duration = Duration::from_secs(30);
+const RENEWAL_CHECK: Duration = Duration::from_secs(24 * 3600);
+
+/// By which door a request came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    Public,
+    Socket,
+}
+
+fn routes() -> Router<Arc<Parts>> {
+    Router::new()
+        .route(wire::RECONCILE, post(sync::reconcile))
+        .route(wire::BUNDLES, post(sync::bundles))
+        .route(wire::ENROLL, post(enroll::enroll))
+        .route(wire::SPOKES, get(sync_spokes::list).post(sync_spokes::add))
+        .route(wire::TOKENS, get(tokens::list).post(tokens::add))
+        .route("/api/v1/tokens/{name}", delete(tokens::remove))
+        .route(wire::FILES, get(files::list))
+        .route("/api/v1/files/{*path}", get(files::read))
+        .route("/healthz", get(status::health))
+        .route("/readyz", get(status::ready))
+        .route("/hub/status", get(status::status))
+        .fallback(problem::not_found)
+        .method_not_allowed_fallback(problem::method_not_allowed)
+}
+
+fn router(parts: Arc<Parts>, door: Door) -> Router {
+    routes()
+        .layer(middleware::from_fn(log_request))
+        .layer(Extension(door))
+        .with_state(parts)
+}
+
+/// One line an event, with the request id that the spoke logs too.
+async fn log_request(request: Request, next: Next) -> Response {
+    let id = request.headers().get(wire::REQUEST_ID).cloned();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let mut response = next.run(request).await;
+    let id = id.filter(|v| v.len() <= 64 && v.to_str().is_ok());
+    tracing::debug!(
+        request_id = id.as_ref().and_then(|v| v.to_str().ok()),
+        %method,
+        path = %barque_bundle::path::printable(&path),
+        status = response.status().as_u16(),
+        "request"
+    );
+    if let Some(id) = id {
+        response.headers_mut().insert(wire::REQUEST_ID, id);
+    }
+    response
+}
+
+/// The uid at the other end of `hub.sock`.
+#[derive(Clone, Copy, Debug)]
+struct PeerUid(Option<u32>);
+
+impl axum::extract::connect_info::Connected<IncomingStream<'_, tokio::net::UnixListener>>
+    for PeerUid
+{
+    fn connect_info(stream: IncomingStream<'_, tokio::net::UnixListener>) -> Self {
+        Self(stream.io().peer_cred().ok().map(|c| c.uid()))
+    }
+}
+
+/// Who asks, as far as operators and readers go.
+struct Operator {
+    door: Door,
+    peer: Option<PeerUid>,
+    bearer: Option<String>,
+}
+
+impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Operator {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(
+        request: &mut axum::http::request::Parts,
+        _state: &S,
+    ) -> Result<Self, Self::Rejection> {
+        let door = request
+            .extensions
+            .get::<Door>()
+            .copied()
+            .unwrap_or(Door::Public);
+        let peer = request
+            .extensions
+            .get::<ConnectInfo<PeerUid>>()
+            .map(|c| c.0);
+        Ok(Self {
+            door,
+            peer,
+            bearer: bearer(&request.headers),
+        })
+    }
+}
+
+impl Operator {
+    /// Holds when the caller has at least this role.
+    async fn require(&self, parts: &Arc<Parts>, needed: Role) -> Result<(), Error> {
+        if self.door == Door::Socket {
+            let uid = self.peer.and_then(|p| p.0);
+            let own = platform::effective_uid();
+            if uid.is_some_and(|uid| uid == own || uid == 0) {
+                return Ok(());
+            }
+            let detail = "hub.sock is for the user that runs the hub, and root";
+            return Err(Refusal::new(ErrorKind::Forbidden, "wrong_user", detail).into());
+        }
+        parts.require_ready()?;
+        let (readers, bearer) = (parts.readers.clone(), self.bearer.clone());
+        let role =
+            tokio::task::spawn_blocking(move || registry::role_of(&readers, bearer.as_deref()));
+        let role = role.await.map_err(|e| Error::Malformed(e.to_string()))??;
+        Ok(registry::require(role, needed)?)
+    }
+}
+
+/// The bearer token of a request, if it has one.
+fn bearer(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then(|| token.trim().to_owned())
+}
+
+/// The bound listeners of a hub, before anything is served.
+pub struct Listeners {
+    tcp: TcpListener,
+    socket: std::os::unix::net::UnixListener,
+    tls: Option<RustlsConfig>,
+}
+
+impl Listeners {
+    /// Binds both listeners and makes the TLS certificate when it is due.
+    pub fn bind(parts: &Parts) -> Result<Self, Error> {
+        let listen = &parts.config.listen;
+        let in_use = |e: std::io::Error| {
+            Error::Unusable(format!(
+                "cannot listen on {listen}: {e}; choose another with --listen"
+            ))
+        };
+        let tcp = TcpListener::bind(listen).map_err(in_use)?;
+        tcp.set_nonblocking(true).map_err(in_use)?;
+        let address = tcp.local_addr().map_err(in_use)?;
+        let url = public_url(&parts.config, parts.identity.url.as_deref(), address.port());
+        let _ = parts.url.set(url);
+        let tls = match parts.config.plain {
+            true => None,
+            false => Some(RustlsConfig::from_config(tls_config(parts)?)),
+        };
+        let socket = bind_socket(parts)?;
+        tracing::info!(%address, url = parts.url.get(), tls = tls.is_some(), "listening");
+        Ok(Self { tcp, socket, tls })
+    }
+
+    /// Serves until `stop` ends; requests under way get `wait` to finish.
+    pub async fn serve(
+        self,
+        parts: Arc<Parts>,
+        stop: impl Future<Output = ()>,
+        wait: Duration,
+    ) -> Result<(), Error> {
+        let (stopping, stopped) = tokio::sync::watch::channel(false);
+        let socket_task = tokio::spawn(serve_socket(self.socket, Arc::clone(&parts), stopped));
+        let renewing = self
+            .tls
+            .clone()
+            .map(|tls| tokio::spawn(renew(Arc::clone(&parts), tls)));
+        let handle = axum_server::Handle::new();
+        let app = router(Arc::clone(&parts), Door::Public).into_make_service();
+        let lost = |source| Error::Io {
+            what: "the listener failed",
+            path: "".into(),
+            source,
+        };
+        let serving = {
+            let handle = handle.clone();
+            async move {
+                match self.tls {
+                    Some(tls) => {
+                        let server = axum_server::from_tcp_rustls(self.tcp, tls)?;
+                        tuned(server).handle(handle).serve(app).await
+                    }
+                    None => {
+                        let server = axum_server::from_tcp(self.tcp)?;
+                        tuned(server).handle(handle).serve(app).await
+                    }
+                }
+            }
+        };
+        tokio::pin!(serving);
+        let served = tokio::select! {
+            served = &mut serving => served,
+            () = stop => {
+                tracing::info!("stopping");
+                handle.graceful_shutdown(Some(wait));
+                serving.await
+            }
+        };
+        stopping.send_replace(true);
+        let _ = tokio::time::timeout(wait, socket_task).await;
+        if let Some(task) = renewing {
+            task.abort();
+        }
+        let _ = std::fs::remove_file(DataFolder(&parts.config.data).socket());
+        served.map_err(lost)
+    }
+}
+
+fn tuned<A>(
+    mut server: axum_server::Server<std::net::SocketAddr, A>,
+) -> axum_server::Server<std::net::SocketAddr, A> {
+    let builder = server.http_builder();
+    builder
+        .http1()
+        .timer(hyper_util::rt::TokioTimer::new())
+        .header_read_timeout(HEADER_WAIT);
+    builder
+        .http2()
+        .timer(hyper_util::rt::TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .keep_alive_interval(Some(Duration::from_secs(20)))
+        .keep_alive_timeout(Duration::from_secs(20));
+    server
+}
+
+fn bind_socket(parts: &Parts) -> Result<std::os::unix::net::UnixListener, Error> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = DataFolder(&parts.config.data).socket();
+    let wrap = || Error::io("cannot listen on", &path);
+    // The lock on the data folder says that no other hub serves it.
+    match std::fs::remove_file(&path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(wrap()(e)),
+        _ => {}
+    }
+    let short = platform::ShortPath::new(&path).map_err(wrap())?;
+    let listener = std::os::unix::net::UnixListener::bind(short.as_path()).map_err(wrap())?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(wrap())?;
+    listener.set_nonblocking(true).map_err(wrap())?;
+    Ok(listener)
+}
+
+async fn serve_socket(
+    listener: std::os::unix::net::UnixListener,
+    parts: Arc<Parts>,
+    mut stopped: tokio::sync::watch::Receiver<bool>,
+) {
+    let listener = match tokio::net::UnixListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(e) => {
+            tracing::error!(error = %e, "hub.sock cannot be served");
+            return;
+        }
+    };
+    let app = router(parts, Door::Socket).into_make_service_with_connect_info::<PeerUid>();
+    let stop = async move {
+        let _ = stopped.wait_for(|s| *s).await;
+    };
+    if let Err(e) = axum::serve(listener, app)
+        .with_graceful_shutdown(stop)
+        .await
+    {
+        tracing::error!(error = %e, "hub.sock failed");
+    }
+}
+
+/// Looks daily whether the server certificate is due; new connections get the new one.
+async fn renew(parts: Arc<Parts>, tls: RustlsConfig) {
+    loop {
+        tokio::time::sleep(RENEWAL_CHECK).await;
+        match tls_config(&parts) {
+            Ok(config) => tls.reload_from_config(config),
+            Err(e) => tracing::error!(error = %chain(&e), "the certificate is not renewed"),
+        }
+    }
+}
+
+/// A header value of text that is ASCII by construction.
+fn ascii(text: &str) -> HeaderValue {
+    HeaderValue::from_str(text).unwrap_or_else(|_| HeaderValue::from_static(""))
+}

@@ -1,0 +1,184 @@
+//! `/api/v1/files`: the manifest by name, and the bytes of one landed file.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use barque_bundle::wire::{FileList, Role};
+use barque_bundle::{ErrorKind, Timestamp, platform};
+use serde::Deserialize;
+
+use super::{Operator, Problem, ascii};
+use crate::error::{Error, Refusal};
+use crate::hub::Parts;
+use crate::manifest::query::{self, FileState, FilesPage};
+
+const LIMIT_DEFAULT: u32 = 1_000;
+const LIMIT_MAX: u32 = 10_000;
+const PIECE_BYTES: usize = 256 * 1024;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListQuery {
+    #[serde(default)]
+    prefix: String,
+    #[serde(default)]
+    after_path: String,
+    limit: Option<u32>,
+}
+
+pub async fn list(
+    State(parts): State<Arc<Parts>>,
+    operator: Operator,
+    Query(asked): Query<ListQuery>,
+) -> Result<Json<FileList>, Problem> {
+    operator.require(&parts, Role::Reader).await?;
+    parts.require_ready()?;
+    let limit = asked.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
+    let (mut files, position) = parts
+        .readers
+        .read_async(move |c| {
+            let page = FilesPage {
+                prefix: &asked.prefix,
+                after: &asked.after_path,
+                limit: limit + 1,
+            };
+            Ok((query::files(c, &page)?, query::counter(c, "position")?))
+        })
+        .await?;
+    let more = files.len() > limit as usize;
+    files.truncate(limit as usize);
+    let next_after_path = if more {
+        files.last().map(|f| f.path.clone())
+    } else {
+        None
+    };
+    let hub_epoch = parts.epoch();
+    Ok(Json(FileList {
+        files,
+        next_after_path,
+        hub_epoch,
+        position,
+    }))
+}
+
+pub async fn read(
+    State(parts): State<Arc<Parts>>,
+    operator: Operator,
+    Path(landed): Path<String>,
+) -> Result<Response, Problem> {
+    operator.require(&parts, Role::Reader).await?;
+    parts.require_ready()?;
+    let opening = Arc::clone(&parts);
+    let opened = tokio::task::spawn_blocking(move || open(&opening, &landed));
+    let file = opened
+        .await
+        .map_err(|e| Error::Malformed(e.to_string()))??;
+    let pieces = futures_util::stream::try_unfold(file.bytes, |mut bytes| async move {
+        let read = tokio::task::spawn_blocking(move || {
+            let mut buffer = vec![0u8; PIECE_BYTES];
+            let n = bytes.read(&mut buffer)?;
+            buffer.truncate(n);
+            Ok::<_, std::io::Error>((buffer, bytes))
+        });
+        let (buffer, bytes) = read.await.map_err(std::io::Error::other)??;
+        Ok::<_, std::io::Error>((!buffer.is_empty()).then_some((buffer, bytes)))
+    });
+    let mut response = Body::from_stream(pieces).into_response();
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        ascii("application/vnd.apache.parquet"),
+    );
+    headers.insert(header::CONTENT_LENGTH, ascii(&file.size_bytes.to_string()));
+    headers.insert(header::ETAG, ascii(&format!("\"{}\"", file.sha256)));
+    headers.insert(header::LAST_MODIFIED, ascii(&http_date(file.received_at)));
+    Ok(response)
+}
+
+struct OpenFile {
+    bytes: std::io::Take<std::fs::File>,
+    sha256: barque_bundle::Sha256Digest,
+    size_bytes: u64,
+    received_at: Timestamp,
+}
+
+/// The landed file, or its staged copy until it is promoted.
+fn open(parts: &Parts, landed: &str) -> Result<OpenFile, Error> {
+    let row = parts.readers.read(|c| query::lookup(c, landed))?;
+    let absent = |kind, code, detail: &str| Error::from(Refusal::new(kind, code, detail));
+    let row = row.ok_or_else(|| {
+        absent(
+            ErrorKind::NotFound,
+            "no_such_file",
+            "the manifest holds no file of this name",
+        )
+    })?;
+    match row.state {
+        FileState::Held => {}
+        FileState::Removed | FileState::Replaced => {
+            return Err(absent(
+                ErrorKind::Expired,
+                "file_removed",
+                "the file was removed here",
+            ));
+        }
+        FileState::Lost => {
+            return Err(absent(
+                ErrorKind::Unavailable,
+                "file_lost",
+                "every copy was lost; the spoke is asked for it again",
+            ));
+        }
+    }
+    let promoted = parts.landing.path(landed);
+    let file = platform::open_regular(&promoted).or_else(|e| {
+        let staged = parts.ledger.staged_copy(landed, &row.sha256).ok().flatten();
+        staged.map_or(Err(e), |n| platform::open_regular(&parts.staging.path(n)))
+    });
+    let file = file.map_err(|e| {
+        tracing::error!(path = %promoted.display(), error = %e, "a held file cannot be opened");
+        absent(
+            ErrorKind::Unavailable,
+            "file_unavailable",
+            "the copy on this node cannot be read",
+        )
+    })?;
+    Ok(OpenFile {
+        bytes: file.take(row.size_bytes),
+        sha256: row.sha256,
+        size_bytes: row.size_bytes,
+        received_at: row.received_at,
+    })
+}
+
+/// IMF-fixdate (RFC 9110, 5.6.7).
+fn http_date(t: Timestamp) -> String {
+    let d = t.to_datetime();
+    let (weekday, month) = (d.weekday().to_string(), d.month().to_string());
+    format!(
+        "{}, {:02} {} {:04} {:02}:{:02}:{:02} GMT",
+        &weekday[..3],
+        d.day(),
+        &month[..3],
+        d.year(),
+        d.hour(),
+        d.minute(),
+        d.second()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_modified_is_an_imf_fixdate() {
+        let t: Timestamp = "1994-11-06T08:49:37Z".parse().unwrap();
+        assert_eq!(http_date(t), "Sun, 06 Nov 1994 08:49:37 GMT");
+    }
+}

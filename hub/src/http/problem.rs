@@ -1,0 +1,71 @@
+//! Errors as RFC 9457 `application/problem+json`, mapped once from [`Refusal`].
+
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use barque_bundle::{ErrorKind, wire};
+
+use super::ascii;
+use crate::error::{Error, Refusal, chain};
+
+/// An error on its way to a client; faults of our own are logged here, once, with their causes.
+pub struct Problem(pub Error);
+
+impl<E: Into<Error>> From<E> for Problem {
+    fn from(e: E) -> Self {
+        Self(e.into())
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        if !matches!(self.0, Error::Refused(_)) {
+            tracing::error!(error = %chain(&self.0), "a request met a fault");
+        }
+        respond(&self.0.to_refusal())
+    }
+}
+
+pub fn respond(refusal: &Refusal) -> Response {
+    let status = StatusCode::from_u16(refusal.kind.http_status())
+        .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let body = wire::Problem {
+        title: status.canonical_reason().unwrap_or("Error").to_owned(),
+        status: status.as_u16(),
+        code: refusal.code.to_owned(),
+        detail: refusal.detail.clone(),
+        hub_time: refusal.hub_time,
+        max_entries: refusal.max_entries,
+        limit_bytes: refusal.limit_bytes,
+        retry_after_ms: refusal.retry_after_ms,
+    };
+    let json = serde_json::to_vec(&body).unwrap_or_default();
+    let mut response = (status, json).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, ascii("application/problem+json"));
+    if let Some(ms) = refusal.retry_after_ms {
+        headers.insert(
+            header::RETRY_AFTER,
+            ascii(&ms.div_ceil(1000).max(1).to_string()),
+        );
+    }
+    response
+}
+
+pub async fn not_found(uri: Uri) -> Response {
+    let detail = format!(
+        "there is nothing at {}",
+        barque_bundle::path::printable(uri.path())
+    );
+    respond(&Refusal::new(ErrorKind::NotFound, "no_such_route", detail))
+}
+
+pub async fn method_not_allowed() -> Response {
+    let refusal = Refusal::new(
+        ErrorKind::Invalid,
+        "method_not_allowed",
+        "this address takes other methods",
+    );
+    let mut response = respond(&refusal);
+    *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+    response
+}

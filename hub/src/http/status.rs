@@ -1,0 +1,58 @@
+//! `/healthz`, `/readyz`, `/hub/status`: alive, ready, and how it stands.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use barque_bundle::platform;
+use barque_bundle::wire::{HubStatus, Role};
+
+use super::{Operator, Problem};
+use crate::hub::Parts;
+use crate::manifest::query;
+
+pub async fn health() -> &'static str {
+    "ok\n"
+}
+
+pub async fn ready(State(parts): State<Arc<Parts>>) -> Result<&'static str, Problem> {
+    parts.require_ready()?;
+    Ok("ready\n")
+}
+
+pub async fn status(
+    State(parts): State<Arc<Parts>>,
+    operator: Operator,
+) -> Result<Json<HubStatus>, Problem> {
+    operator.require(&parts, Role::Reader).await?;
+    parts.require_ready()?;
+    let (files, bytes, spokes, position) = parts
+        .readers
+        .read_async(|c| {
+            Ok((
+                query::counter(c, "files")?,
+                query::counter(c, "bytes")?,
+                query::spoke_count(c)?,
+                query::counter(c, "position")?,
+            ))
+        })
+        .await?;
+    let node = parts.node.status();
+    Ok(Json(HubStatus {
+        hub_id: parts.identity.hub_id,
+        hub_epoch: parts.epoch(),
+        node_id: format!("{:016x}", node.node_id),
+        version: crate::VERSION.to_owned(),
+        url: parts.url.get().cloned().unwrap_or_default(),
+        ready: *parts.ready.borrow(),
+        leader: node.leader.map(|l| format!("{l:016x}")),
+        term: node.term,
+        position,
+        promoted_position: *parts.promoted.borrow(),
+        files,
+        bytes,
+        spokes,
+        free_bytes: platform::free_bytes(parts.staging.folder()).unwrap_or(0),
+        started_at: parts.started_at,
+    }))
+}

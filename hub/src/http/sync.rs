@@ -1,0 +1,121 @@
+//! `/api/v1/sync/...`: what spokes call.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{header, request};
+use axum::response::{IntoResponse, Response};
+use barque_bundle::wire::{BundleLine, ReconcileRequest, ReconcileResponse};
+use barque_bundle::{ErrorKind, Sha256Digest};
+use bytes::Bytes;
+
+use super::{Problem, ascii, bearer, body};
+use crate::error::{Error, Refusal};
+use crate::hub::Parts;
+use crate::registry::{self, Caller};
+use crate::{receive, reconcile as reconciling};
+
+/// The spoke that signed this request.
+async fn identify(parts: &Arc<Parts>, head: &request::Parts) -> Result<Caller, Error> {
+    parts.require_ready()?;
+    let parts = Arc::clone(parts);
+    let (method, path) = (head.method.to_string(), head.uri.path().to_owned());
+    let token = bearer(&head.headers);
+    let identified = tokio::task::spawn_blocking(move || {
+        let asked = registry::Request {
+            hub_id: parts.identity.hub_id,
+            method: &method,
+            path: &path,
+            token: token.as_deref(),
+            now: (parts.clock)(),
+        };
+        Caller::identify(&parts.readers, &asked)
+    });
+    identified
+        .await
+        .unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))
+}
+
+pub async fn reconcile(
+    State(parts): State<Arc<Parts>>,
+    request: Request,
+) -> Result<Json<ReconcileResponse>, Problem> {
+    let (head, sent) = request.into_parts();
+    let caller = identify(&parts, &head).await?;
+    let bytes = body::whole(sent, parts.config.body_idle).await?;
+    let body_sha256 = Sha256Digest::of(&bytes);
+    caller.check_digest(body_sha256)?;
+    let request: ReconcileRequest = body::json(&bytes)?;
+    drop(bytes);
+    Ok(Json(
+        reconciling::reconcile(&parts, &caller, request, body_sha256).await?,
+    ))
+}
+
+pub async fn bundles(
+    State(parts): State<Arc<Parts>>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (head, sent) = request.into_parts();
+    let caller = identify(&parts, &head).await?;
+    let permit = Arc::clone(&parts.streams)
+        .try_acquire_owned()
+        .map_err(|_| {
+            Refusal::new(
+                ErrorKind::Throttled,
+                "too_many_streams",
+                format!(
+                    "the hub takes {} streams at once; try again",
+                    parts.config.streams_max
+                ),
+            )
+        })?;
+    let source = body::reader(sent, parts.config.body_idle);
+    let mut intake = receive::start(
+        Arc::clone(&parts),
+        caller,
+        Held {
+            source,
+            _permit: permit,
+        },
+    );
+    let opened = intake.opened.await.map_err(|_| {
+        Refusal::new(
+            ErrorKind::Internal,
+            "hub_fault",
+            "the hub met a fault of its own",
+        )
+    })?;
+    opened?;
+    let lines = futures_util::stream::poll_fn(move |cx| {
+        intake
+            .lines
+            .poll_recv(cx)
+            .map(|line| line.map(|l| Ok::<_, std::io::Error>(ndjson(&l))))
+    });
+    let mut response = Body::from_stream(lines).into_response();
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, ascii("application/x-ndjson"));
+    Ok(response)
+}
+
+fn ndjson(line: &BundleLine) -> Bytes {
+    let mut bytes = serde_json::to_vec(line).unwrap_or_default();
+    bytes.push(b'\n');
+    bytes.into()
+}
+
+/// A stream's place among those taken at once, held as long as it is read.
+struct Held {
+    source: body::BodyReader,
+    _permit: tokio::sync::OwnedSemaphorePermit,
+}
+
+impl std::io::Read for Held {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.source.read(buffer)
+    }
+}

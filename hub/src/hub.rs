@@ -1,0 +1,263 @@
+//! All parts of a hub node in one place; start and stop read from top to bottom.
+
+use std::fs::File;
+use std::future::Future;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use barque_bundle::{ErrorKind, HubEpoch, Timestamp, platform};
+use barque_raft::{Alone, LogStore, Node};
+use tokio::sync::{Semaphore, watch};
+
+use crate::command::{Command, Init};
+use crate::config::{DataFolder, HubConfig};
+use crate::error::{Error, Refusal, chain};
+use crate::http;
+use crate::identity::Identity;
+use crate::landing::Landing;
+use crate::ledger::Ledger;
+use crate::manifest::{Manifest, Readers, query};
+use crate::promote::Promoter;
+use crate::propose::Proposer;
+use crate::staging::Staging;
+use crate::sweep;
+use crate::tls;
+
+/// Where the time comes from.
+pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// How long a stopping hub lets requests end.
+const STOP_WAIT: Duration = Duration::from_secs(5);
+
+/// What requests and background tasks work with.
+pub struct Parts {
+    pub config: HubConfig,
+    pub identity: Identity,
+    pub readers: Readers,
+    pub ledger: Ledger,
+    pub staging: Arc<Staging>,
+    pub landing: Landing,
+    pub node: Arc<Node>,
+    pub proposer: Proposer,
+    pub clock: Clock,
+    /// The manifest's position on this node.
+    pub position: watch::Receiver<u64>,
+    /// Up to which position this node's copies are visible.
+    pub promoted: watch::Receiver<u64>,
+    pub ready: watch::Receiver<bool>,
+    pub streams: Arc<Semaphore>,
+    pub started_at: Timestamp,
+    /// The address that tokens carry.
+    pub url: OnceLock<String>,
+    epoch: OnceLock<HubEpoch>,
+}
+
+impl Parts {
+    /// The life of the manifest; known once the hub is ready.
+    pub fn epoch(&self) -> HubEpoch {
+        *self
+            .epoch
+            .get()
+            .expect("calls that need the epoch wait until the hub is ready")
+    }
+
+    /// Refuses while the hub catches up with its own log.
+    pub fn require_ready(&self) -> Result<(), Refusal> {
+        if *self.ready.borrow() && self.epoch.get().is_some() {
+            return Ok(());
+        }
+        let refusal = Refusal::new(
+            ErrorKind::Unavailable,
+            "starting",
+            "the hub is starting and not ready yet; try again",
+        );
+        Err(Refusal {
+            retry_after_ms: Some(1000),
+            ..refusal
+        })
+    }
+}
+
+/// A hub node that is about to run.
+pub struct Hub {
+    parts: Arc<Parts>,
+    tasks: Tasks,
+    _lock: File,
+}
+
+/// The sending halves that the background tasks get.
+struct Tasks {
+    ready: watch::Sender<bool>,
+    promoted: watch::Sender<u64>,
+}
+
+impl Hub {
+    /// Opens everything in the data folder; refuses what would break an invariant, naming it.
+    pub fn open(config: HubConfig, clock: Clock) -> Result<Self, Error> {
+        let folder = DataFolder(&config.data);
+        let identity = Identity::load(&config.data)?;
+        let lock =
+            File::open(folder.identity()).map_err(Error::io("cannot open", folder.identity()))?;
+        if !platform::try_lock(&lock).map_err(Error::io("cannot lock", folder.identity()))? {
+            return Err(Error::Unusable(format!(
+                "another hub runs on {}; stop it first",
+                config.data.display()
+            )));
+        }
+        let log = LogStore::open(&folder.raft_db())?;
+        if log.node_id() != identity.node_id {
+            return Err(Error::Unusable(format!(
+                "{} is the log of another node than identity.json; one of them was copied here",
+                folder.raft_db().display()
+            )));
+        }
+        let manifest = Manifest::open(&folder.manifest_db())?;
+        let (readers, position) = (manifest.readers(), manifest.watch());
+        let ledger = Ledger::open(&folder.node_db())?;
+        let staging_folder = config.staging();
+        let landing = Landing::open(&config.landing(), &staging_folder)?;
+        let staging = Arc::new(Staging::open(&staging_folder, ledger.clone())?);
+        let node = Arc::new(Node::start(log, manifest, Alone, config.data.clone())?);
+        let proposer = Proposer::start(Arc::clone(&node), Arc::clone(&clock));
+        let promoted = watch::Sender::new(ledger.promotion_cursor()?);
+        let ready = watch::Sender::new(false);
+        let started_at = clock();
+        let parts = Arc::new(Parts {
+            streams: Arc::new(Semaphore::new(config.streams_max)),
+            config,
+            identity,
+            readers,
+            ledger,
+            staging,
+            landing,
+            node,
+            proposer,
+            clock,
+            position,
+            promoted: promoted.subscribe(),
+            ready: ready.subscribe(),
+            started_at,
+            url: OnceLock::new(),
+            epoch: OnceLock::new(),
+        });
+        let orphans = sweep::remove_orphans(&parts)?;
+        if orphans > 0 {
+            tracing::info!(orphans, "removed unfinished files from staging");
+        }
+        Ok(Self {
+            parts,
+            tasks: Tasks { ready, promoted },
+            _lock: lock,
+        })
+    }
+
+    /// Serves until `stop` ends, then lets requests finish for a few seconds.
+    pub async fn run(
+        self,
+        entropy: impl Fn() -> [u8; 10],
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), Error> {
+        let Self {
+            parts,
+            tasks,
+            _lock,
+        } = self;
+        let listeners = http::Listeners::bind(&parts)?;
+        let becoming = become_ready(Arc::clone(&parts), tasks, entropy());
+        let background = tokio::spawn(async move {
+            if let Err(e) = becoming.await {
+                tracing::error!(error = %chain(&e), "the hub does not become ready");
+            }
+        });
+        let served = listeners.serve(Arc::clone(&parts), stop, STOP_WAIT).await;
+        background.abort();
+        tracing::info!("the hub has stopped");
+        served
+    }
+}
+
+/// Applies the log, clears staging, promotes what a crash left, then lets spokes in.
+async fn become_ready(parts: Arc<Parts>, tasks: Tasks, entropy: [u8; 10]) -> Result<(), Error> {
+    let stopped = |e: barque_raft::ProposeError| Error::Unusable(e.to_string());
+    parts.node.initialize("self").await.map_err(stopped)?;
+    while parts.node.read_barrier().await.is_err() {
+        parts.node.wait_for_leader(Duration::from_secs(5)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let hub = parts.readers.read_async(query::hub).await?;
+    let epoch = match hub {
+        Some((hub_id, epoch)) if hub_id == parts.identity.hub_id => epoch,
+        Some((hub_id, _)) => {
+            return Err(Error::Unusable(format!(
+                "manifest.db is of hub {hub_id}, identity.json of {}; one of them was copied here",
+                parts.identity.hub_id
+            )));
+        }
+        None => init_manifest(&parts, entropy).await?,
+    };
+    let _ = parts.epoch.set(epoch);
+    let floor = parts.staging.newest_number();
+    let swept = sweep::sweep(&parts, floor).await?;
+    if swept > 0 {
+        tracing::info!(swept, "removed staged copies that nothing counts on");
+    }
+    let promoter = Promoter {
+        node_id: parts.identity.node_id,
+        readers: parts.readers.clone(),
+        ledger: parts.ledger.clone(),
+        staging: Arc::clone(&parts.staging),
+        landing: parts.landing.clone(),
+        clock: Arc::clone(&parts.clock),
+    };
+    let promoting = Arc::new(promoter).run(parts.position.clone(), tasks.promoted);
+    let catching_up = async {
+        let head = *parts.position.borrow();
+        let mut promoted = parts.promoted.clone();
+        let _ = promoted.wait_for(|p| *p >= head).await;
+        tasks.ready.send_replace(true);
+        tracing::info!(hub = %parts.identity.hub_id, position = head, "the hub is ready");
+        sweep::run(Arc::clone(&parts)).await;
+    };
+    tokio::join!(promoting, catching_up);
+    Ok(())
+}
+
+async fn init_manifest(parts: &Parts, entropy: [u8; 10]) -> Result<HubEpoch, Error> {
+    let init = Init {
+        hub_id: parts.identity.hub_id,
+        hub_epoch: HubEpoch::new((parts.clock)(), entropy),
+        node_id: parts.identity.node_id,
+        node_key: parts.identity.node.public(),
+    };
+    parts.proposer.command(Command::Init(init)).await?;
+    let hub = parts.readers.read_async(query::hub).await?;
+    hub.map(|(_, epoch)| epoch)
+        .ok_or_else(|| Error::Malformed("the manifest has no hub id after Init".to_owned()))
+}
+
+/// The address that tokens carry: as given, or the one served with a wildcard made the host name.
+pub fn public_url(config: &HubConfig, given: Option<&str>, port: u16) -> String {
+    if let Some(url) = given {
+        return url.trim_end_matches('/').to_owned();
+    }
+    let scheme = if config.plain { "http" } else { "https" };
+    let host = config
+        .listen
+        .rsplit_once(':')
+        .map_or(config.listen.as_str(), |(host, _)| host);
+    let host = match host {
+        "0.0.0.0" | "[::]" | "" => platform::host_name(),
+        other => other.to_owned(),
+    };
+    format!("{scheme}://{host}:{port}")
+}
+
+/// The server names and TLS configuration of a hub, renewed when due.
+pub fn tls_config(parts: &Parts) -> Result<Arc<rustls::ServerConfig>, Error> {
+    let names = tls::server_names(&platform::host_name(), parts.url.get().map(String::as_str));
+    tls::server_config(
+        &DataFolder(&parts.config.data).tls(),
+        &names,
+        (parts.clock)(),
+    )
+}

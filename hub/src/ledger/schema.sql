@@ -1,0 +1,24 @@
+-- node.db: what this node alone knows. WAL, synchronous FULL.
+
+CREATE TABLE state (
+    name  TEXT PRIMARY KEY,
+    value INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Whole, synced files in staging that were answered `Stored`.
+CREATE TABLE staged (
+    stage_no   INTEGER PRIMARY KEY,
+    path       TEXT NOT NULL,
+    sha256     BLOB NOT NULL,
+    size_bytes INTEGER NOT NULL,
+    staged_at  INTEGER NOT NULL
+) STRICT;
+CREATE INDEX staged_by_path ON staged (path);
+
+-- What this node received and made visible.
+CREATE TABLE sync_received (
+    path        TEXT PRIMARY KEY,
+    sha256      BLOB NOT NULL,
+    size_bytes  INTEGER NOT NULL,
+    promoted_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;

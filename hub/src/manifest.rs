@@ -1,0 +1,245 @@
+//! The manifest: the replicated state in `manifest.db`, changed by `apply` alone.
+//!
+//! It keeps V2, V3 (what it decides is decided everywhere), A1 (no clock, randomness, environment
+//! or I/O outside its database) and A2 (rows and Raft position move in one transaction).
+
+pub mod apply;
+pub mod query;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use barque_raft::{SnapshotView, StateMachine};
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
+use tokio::sync::watch;
+
+use crate::command::{self, Envelope};
+use crate::error::Error;
+
+const SCHEMA_VERSION: i64 = 1;
+
+/// The writing side, owned by Raft.
+pub struct Manifest {
+    path: PathBuf,
+    connection: Connection,
+    position: watch::Sender<u64>,
+    readers: Readers,
+}
+
+impl Manifest {
+    /// Opens or makes the database; a newer one is refused by name.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let connection = connect(path)?;
+        let position = query::counter(&connection, "position")?;
+        let readers = Readers::new(path.to_owned());
+        Ok(Self {
+            path: path.to_owned(),
+            connection,
+            position: watch::Sender::new(position),
+            readers,
+        })
+    }
+
+    /// Hears of each new position after its transaction is committed.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.position.subscribe()
+    }
+
+    pub fn readers(&self) -> Readers {
+        self.readers.clone()
+    }
+}
+
+fn connect(path: &Path) -> Result<Connection, Error> {
+    let wrap = || Error::sql("manifest.db cannot be opened");
+    barque_bundle::platform::create_private(path).map_err(Error::io("cannot make", path))?;
+    let mut connection = Connection::open(path).map_err(wrap())?;
+    connection
+        .pragma_update(None, "journal_mode", "WAL")
+        .map_err(wrap())?;
+    // The log is purged only up to a checkpoint, so a lost tail is applied again.
+    connection
+        .pragma_update(None, "synchronous", "NORMAL")
+        .map_err(wrap())?;
+    connection
+        .pragma_update(None, "journal_size_limit", 64 << 20)
+        .map_err(wrap())?;
+    connection
+        .busy_timeout(std::time::Duration::from_secs(10))
+        .map_err(wrap())?;
+    connection.set_prepared_statement_cache_capacity(64);
+    let found: i64 = connection
+        .query_row("PRAGMA user_version", [], |r| r.get(0))
+        .map_err(wrap())?;
+    if found > SCHEMA_VERSION {
+        return Err(Error::Newer {
+            path: path.to_owned(),
+            found,
+            known: SCHEMA_VERSION,
+        });
+    }
+    if found == 0 {
+        let tx = connection.transaction().map_err(wrap())?;
+        tx.execute_batch(include_str!("manifest/schema.sql"))
+            .map_err(wrap())?;
+        tx.pragma_update(None, "user_version", SCHEMA_VERSION)
+            .map_err(wrap())?;
+        tx.commit().map_err(wrap())?;
+    }
+    Ok(connection)
+}
+
+impl StateMachine for Manifest {
+    type Error = Error;
+
+    fn raft_state(&self) -> Result<Option<Vec<u8>>, Error> {
+        self.connection
+            .query_row("SELECT value FROM meta WHERE key = 'raft_state'", [], |r| {
+                r.get(0)
+            })
+            .optional()
+            .map_err(Error::sql("the Raft position cannot be read"))
+    }
+
+    fn apply(&mut self, commands: &[&[u8]], raft_state: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        let wrap = || Error::sql("a command cannot be applied");
+        let tx = self.connection.transaction().map_err(wrap())?;
+        let mut replies = Vec::with_capacity(commands.len());
+        for bytes in commands {
+            let envelope: Envelope = command::decode(bytes)?;
+            replies.push(command::encode(
+                &apply::apply(&tx, &envelope).map_err(wrap())?,
+            ));
+        }
+        tx.execute(
+            "INSERT OR REPLACE INTO meta (key, value) VALUES ('raft_state', ?1)",
+            [raft_state],
+        )
+        .map_err(wrap())?;
+        let position = query::counter(&tx, "position")?;
+        tx.commit().map_err(wrap())?;
+        self.position.send_replace(position);
+        Ok(replies)
+    }
+
+    fn checkpoint(&mut self) -> Result<(), Error> {
+        let wrap = || Error::sql("manifest.db cannot be checkpointed");
+        let (busy, _, _): (i64, i64, i64) = self
+            .connection
+            .query_row("PRAGMA wal_checkpoint(FULL)", [], |r| {
+                Ok((r.get(0)?, r.get(1)?, r.get(2)?))
+            })
+            .map_err(wrap())?;
+        // A reader held part of the WAL back: then the WAL itself is what has to be on disk.
+        let mut files = vec![self.path.clone()];
+        if busy != 0 {
+            files.push(self.path.with_extension("db-wal"));
+        }
+        for path in files {
+            let file = std::fs::File::open(&path).map_err(Error::io("cannot open", &path))?;
+            barque_bundle::platform::sync(&file).map_err(Error::io("cannot sync", &path))?;
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Result<Box<dyn SnapshotView>, Error> {
+        let connection = open_reader(&self.path)?;
+        // A deferred transaction freezes at its first read.
+        connection
+            .execute_batch("BEGIN; SELECT count(*) FROM meta;")
+            .map_err(Error::sql("a view of the manifest cannot be taken"))?;
+        Ok(Box::new(View(connection)))
+    }
+
+    fn install(&mut self, file: &Path) -> Result<(), Error> {
+        let wrap = || Error::sql("a snapshot cannot be installed");
+        let source =
+            Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(wrap())?;
+        {
+            let backup =
+                rusqlite::backup::Backup::new(&source, &mut self.connection).map_err(wrap())?;
+            backup
+                .run_to_completion(1024, std::time::Duration::ZERO, None)
+                .map_err(wrap())?;
+        }
+        self.position
+            .send_replace(query::counter(&self.connection, "position")?);
+        std::fs::remove_file(file).map_err(Error::io("cannot remove", file))
+    }
+}
+
+/// A frozen read transaction; copied only when a peer needs it.
+struct View(Connection);
+
+impl SnapshotView for View {
+    fn copy_to(self: Box<Self>, path: &Path) -> std::io::Result<()> {
+        let copy = || -> rusqlite::Result<()> {
+            let mut target = Connection::open(path)?;
+            let backup = rusqlite::backup::Backup::new(&self.0, &mut target)?;
+            backup.run_to_completion(1024, std::time::Duration::ZERO, None)
+        };
+        copy().map_err(std::io::Error::other)
+    }
+}
+
+fn open_reader(path: &Path) -> Result<Connection, Error> {
+    let wrap = || Error::sql("manifest.db cannot be opened for reading");
+    let connection = Connection::open(path).map_err(wrap())?;
+    connection
+        .pragma_update(None, "query_only", true)
+        .map_err(wrap())?;
+    connection
+        .busy_timeout(std::time::Duration::from_secs(10))
+        .map_err(wrap())?;
+    connection.set_prepared_statement_cache_capacity(32);
+    Ok(connection)
+}
+
+/// Connections that read the manifest beside its writer; each read sees one committed state.
+#[derive(Clone)]
+pub struct Readers {
+    path: PathBuf,
+    idle: Arc<Mutex<Vec<Connection>>>,
+}
+
+/// Idle connections that are kept.
+const IDLE_MAX: usize = 8;
+
+impl Readers {
+    fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            idle: Arc::default(),
+        }
+    }
+
+    /// Runs a read on this thread, which it may block for the time of the query.
+    pub fn read<T>(&self, f: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
+        let idle = self
+            .idle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        let connection = idle.map_or_else(|| open_reader(&self.path), Ok)?;
+        let answer = f(&connection);
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_MAX {
+            idle.push(connection);
+        }
+        answer
+    }
+
+    /// [`Readers::read`] on a thread that may block.
+    pub async fn read_async<T: Send + 'static>(
+        &self,
+        f: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let readers = self.clone();
+        tokio::task::spawn_blocking(move || readers.read(f))
+            .await
+            .unwrap_or_else(|e| Err(Error::Malformed(format!("a read ended badly: {e}"))))
+    }
+}
+
+#[cfg(test)]
+mod tests;

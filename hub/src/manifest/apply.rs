@@ -1,0 +1,77 @@
+//! What each replicated command does to the manifest: pure decisions over its rows (A1).
+
+mod add_spoke;
+mod batch;
+mod check_in;
+mod enroll;
+mod register;
+mod token;
+
+use rusqlite::{Connection, params};
+
+use super::query::signed;
+use crate::command::{Command, Envelope, Init, Reply};
+
+/// Changes that are kept for `changes` cursors; older ones are below the horizon.
+const CHANGES_KEPT: u64 = 1_000_000;
+
+/// Applies one command inside the caller's transaction; an error is a fault of the database.
+pub fn apply(c: &Connection, envelope: &Envelope) -> rusqlite::Result<Reply> {
+    let at = envelope.at;
+    match &envelope.command {
+        Command::Init(init) => apply_init(c, init, at.unix_ms()),
+        Command::AddSpoke(command) => add_spoke::apply(c, command, at),
+        Command::Enroll(command) => enroll::apply(c, command, at),
+        Command::AddToken(command) => token::add(c, command, at),
+        Command::RemoveToken { name } => token::remove(c, name),
+        Command::RaiseStageFloor { node_id, floor } => raise_stage_floor(c, *node_id, *floor),
+        Command::Batch(command) => batch::apply(c, command, at),
+    }
+}
+
+fn apply_init(c: &Connection, init: &Init, at_ms: i64) -> rusqlite::Result<Reply> {
+    let mut put =
+        c.prepare("INSERT OR IGNORE INTO meta (key, value) VALUES (?1, CAST(?2 AS BLOB))")?;
+    put.execute(["hub_id", &init.hub_id.to_string()])?;
+    put.execute(["hub_epoch", &init.hub_epoch.to_string()])?;
+    c.execute(
+        "INSERT OR IGNORE INTO nodes (node_id, public_key, added_at) VALUES (?1, ?2, ?3)",
+        params![signed(init.node_id), init.node_key.to_string(), at_ms],
+    )?;
+    Ok(Reply::Done)
+}
+
+/// From here on the node's staged copies at or below the floor count for nothing new.
+fn raise_stage_floor(c: &Connection, node_id: u64, floor: u64) -> rusqlite::Result<Reply> {
+    c.execute(
+        "UPDATE nodes SET stage_floor = max(stage_floor, ?2) WHERE node_id = ?1",
+        params![signed(node_id), signed(floor)],
+    )?;
+    Ok(Reply::Done)
+}
+
+/// Adds to a counter and returns its new value.
+fn count(c: &Connection, name: &str, by: i64) -> rusqlite::Result<u64> {
+    c.prepare_cached(
+        "INSERT INTO counters (name, value) VALUES (?1, ?2)
+         ON CONFLICT (name) DO UPDATE SET value = value + excluded.value RETURNING value",
+    )?
+    .query_row(params![name, by], |r| {
+        r.get::<_, i64>(0).map(super::query::unsigned)
+    })
+}
+
+/// Writes a change under the next position and returns that position.
+fn change(c: &Connection, kind: &str, landed: &str) -> rusqlite::Result<u64> {
+    let position = count(c, "position", 1)?;
+    c.prepare_cached("INSERT INTO changes (position, kind, path) VALUES (?1, ?2, ?3)")?
+        .execute(params![signed(position), kind, landed])?;
+    if position > CHANGES_KEPT {
+        let horizon = position - CHANGES_KEPT;
+        c.prepare_cached("DELETE FROM changes WHERE position <= ?1")?
+            .execute([signed(horizon)])?;
+        c.prepare_cached("INSERT OR REPLACE INTO counters (name, value) VALUES ('horizon', ?1)")?
+            .execute([signed(horizon)])?;
+    }
+    Ok(position)
+}

@@ -1,0 +1,343 @@
+//! The one way in: staged while hashed, made durable, agreed on, promoted, then receipted.
+//!
+//! A blocking thread reads the stream and stages ([`stage`]); a task settles groups of what is
+//! whole: sync, node.db, proposal, promotion. Each member stands alone and is settled also after
+//! the connection is gone. It keeps V1, V3, D1 and D2.
+
+mod stage;
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use barque_bundle::receipt::{Answers, Draft};
+use barque_bundle::wire::{BundleLine, Stopped};
+use barque_bundle::{Entry, ErrorKind, Outcome, OutcomeLine, Receipt};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::command::{BundleRef, Holder, Operation, OperationReply, Register};
+use crate::error::{Error, Refusal, chain};
+use crate::hub::Parts;
+use crate::ledger::StagedRow;
+use crate::manifest::query;
+use crate::registry::Caller;
+
+/// Files that wait between staging and settling.
+const WAITING: usize = 1000;
+/// How long a promotion is waited for before its files are left to the next try.
+const PROMOTION_WAIT: Duration = Duration::from_secs(30);
+
+/// A bundle on its way in.
+pub struct Intake {
+    /// Whether the bundle is taken at all: header, signature and entries hold.
+    pub opened: oneshot::Receiver<Result<(), Refusal>>,
+    /// Hints as files settle, last the receipt.
+    pub lines: mpsc::Receiver<BundleLine>,
+}
+
+/// What the staging thread found for one member.
+enum Item {
+    /// Whole and hashed in staging, not yet synced.
+    Staged { entry: Entry, stage_no: u64 },
+    /// The manifest knows the path; `apply` says how.
+    Known { entry: Entry },
+    /// Decided without the manifest; a number to answer when that is for good.
+    Decided { line: OutcomeLine, seq: Option<u64> },
+}
+
+/// Takes a bundle from a caller; goes on by itself when the caller goes away.
+pub fn start(parts: Arc<Parts>, caller: Caller, source: impl Read + Send + 'static) -> Intake {
+    let (opened_out, opened) = oneshot::channel();
+    // Room for every line, so that a client that does not read holds up nothing.
+    let room = usize::try_from(barque_bundle::stream::STREAM_ENTRIES_MAX).unwrap_or(1000) + 1;
+    let (lines_out, lines) = mpsc::channel(room);
+    tokio::spawn(run(parts, caller, source, opened_out, lines_out));
+    Intake { opened, lines }
+}
+
+async fn run(
+    parts: Arc<Parts>,
+    caller: Caller,
+    source: impl Read + Send + 'static,
+    opened: oneshot::Sender<Result<(), Refusal>>,
+    lines: mpsc::Sender<BundleLine>,
+) {
+    let (items_out, items) = mpsc::channel(WAITING);
+    let (bundle_out, bundle) = oneshot::channel();
+    let stager = stage::Stager {
+        parts: Arc::clone(&parts),
+        caller,
+    };
+    let staging = tokio::task::spawn_blocking(move || stager.run(source, bundle_out, &items_out));
+    let bundle = match bundle.await {
+        Ok(bundle) => bundle,
+        Err(_) => {
+            let refusal = match staging.await {
+                Ok(Err(e)) => log_and_refuse(&e),
+                _ => Refusal::new(
+                    ErrorKind::Internal,
+                    "hub_fault",
+                    "the hub met a fault of its own",
+                ),
+            };
+            let _ = opened.send(Err(refusal));
+            return;
+        }
+    };
+    let _ = opened.send(Ok(()));
+    let mut settler = Settler {
+        parts,
+        bundle: Arc::new(bundle),
+        lines,
+        settled: Vec::new(),
+    };
+    let mut stopped = settler.settle_all(items).await.err();
+    match staging.await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => stopped = stopped.or_else(|| Some(log_and_refuse(&e))),
+        Err(e) => tracing::error!(error = %e, "a staging thread panicked"),
+    }
+    settler.finish(stopped).await;
+}
+
+fn log_and_refuse(e: &Error) -> Refusal {
+    if e.kind() == ErrorKind::Internal || e.kind() == ErrorKind::Full {
+        tracing::error!(error = %chain(e), "a bundle was not taken whole");
+    }
+    e.to_refusal()
+}
+
+/// Settles what was staged, group by group.
+struct Settler {
+    parts: Arc<Parts>,
+    bundle: Arc<BundleRef>,
+    lines: mpsc::Sender<BundleLine>,
+    settled: Vec<OutcomeLine>,
+}
+
+impl Settler {
+    async fn settle_all(&mut self, mut items: mpsc::Receiver<Item>) -> Result<(), Refusal> {
+        let mut group = Vec::new();
+        while items.recv_many(&mut group, WAITING).await > 0 {
+            self.settle(std::mem::take(&mut group)).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a group durable, gets it agreed on, waits until it is visible, tells the client.
+    async fn settle(&mut self, items: Vec<Item>) -> Result<(), Refusal> {
+        let staged: Vec<StagedRow> = items.iter().filter_map(|i| self.staged_row(i)).collect();
+        self.make_durable(staged).await?;
+        let node_id = self.parts.identity.node_id;
+        let mut operations = Vec::new();
+        let mut asked = Vec::new();
+        for item in items {
+            match item {
+                Item::Staged { entry, stage_no } => {
+                    let holder = Some(Holder { node_id, stage_no });
+                    operations.push(register(&entry, holder));
+                    asked.push(Some((entry, true)));
+                }
+                Item::Known { entry } => {
+                    operations.push(register(&entry, None));
+                    asked.push(Some((entry, false)));
+                }
+                Item::Decided { line, seq } => {
+                    self.tell(line);
+                    if let Some(seq) = seq {
+                        operations.push(Operation::Answer { bundle: 0, seq });
+                        asked.push(None);
+                    }
+                }
+            }
+        }
+        let bundle = Some(Arc::clone(&self.bundle));
+        let replies = self.parts.proposer.operations(bundle, operations).await?;
+        if replies.iter().any(|r| matches!(r, OperationReply::Dead)) {
+            return Err(Refusal::new(
+                ErrorKind::Forbidden,
+                "spoke_disabled",
+                "this spoke or its key may not write to the hub any more",
+            ));
+        }
+        self.await_promotion(&replies).await?;
+        let answers: Vec<_> = asked
+            .into_iter()
+            .zip(replies)
+            .filter_map(|(asked, reply)| asked.map(|(entry, is_mine)| (entry, is_mine, reply)))
+            .collect();
+        self.tell_agreed(answers).await
+    }
+
+    fn staged_row(&self, item: &Item) -> Option<StagedRow> {
+        let Item::Staged { entry, stage_no } = item else {
+            return None;
+        };
+        Some(StagedRow {
+            stage_no: *stage_no,
+            landed: barque_bundle::wire::landed(&self.bundle.spoke_id, &entry.path),
+            sha256: entry.sha256,
+            size_bytes: entry.size_bytes,
+        })
+    }
+
+    /// Syncs the files, then records them. A failed sync condemns the whole group.
+    async fn make_durable(&self, staged: Vec<StagedRow>) -> Result<(), Refusal> {
+        if staged.is_empty() {
+            return Ok(());
+        }
+        let parts = Arc::clone(&self.parts);
+        let done = tokio::task::spawn_blocking(move || -> Result<(), Error> {
+            let numbers: Vec<u64> = staged.iter().map(|r| r.stage_no).collect();
+            let synced = parts
+                .staging
+                .sync(&numbers)
+                .map_err(Error::io("cannot sync files in", parts.staging.folder()))
+                .and_then(|()| parts.ledger.record_staged(&staged, (parts.clock)()));
+            if synced.is_err() {
+                for n in numbers {
+                    let _ = parts.staging.remove(n);
+                }
+            }
+            synced
+        });
+        let done = done
+            .await
+            .unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
+        done.map_err(|e| log_and_refuse(&e))
+    }
+
+    async fn await_promotion(&self, replies: &[OperationReply]) -> Result<(), Refusal> {
+        let position = replies.iter().filter_map(|r| match r {
+            OperationReply::Registered { position, .. }
+            | OperationReply::AlreadyPresent { position, .. } => Some(*position),
+            _ => None,
+        });
+        let Some(position) = position.max() else {
+            return Ok(());
+        };
+        let mut promoted = self.parts.promoted.clone();
+        let reached = promoted.wait_for(|p| *p >= position);
+        match tokio::time::timeout(PROMOTION_WAIT, reached).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(Refusal::new(
+                ErrorKind::Unknown,
+                "promotion_late",
+                "the files are kept but not visible yet; the next push hears of them",
+            )),
+        }
+    }
+
+    /// Lines for what was agreed; a copy of ours that is not visible yet gets none this time.
+    async fn tell_agreed(
+        &mut self,
+        answers: Vec<(Entry, bool, OperationReply)>,
+    ) -> Result<(), Refusal> {
+        let parts = Arc::clone(&self.parts);
+        let spoke = self.bundle.spoke_id.clone();
+        let lines = tokio::task::spawn_blocking(move || -> Result<Vec<OutcomeLine>, Error> {
+            let mut lines = Vec::with_capacity(answers.len());
+            for (entry, is_mine, reply) in answers {
+                let Some(line) = line_of(&entry, &reply) else {
+                    continue;
+                };
+                let landed = barque_bundle::wire::landed(&spoke, &entry.path);
+                let must_show = is_mine && line.outcome.is_held();
+                if !must_show || parts.ledger.is_promoted(&landed, &entry.sha256)? {
+                    lines.push(line);
+                }
+            }
+            Ok(lines)
+        });
+        let lines = lines
+            .await
+            .unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
+        for line in lines.map_err(|e| log_and_refuse(&e))? {
+            self.tell(line);
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, line: OutcomeLine) {
+        let _ = self.lines.try_send(BundleLine::Outcome(line.clone()));
+        self.settled.push(line);
+    }
+
+    /// Signs the receipt over all that was settled and sends it, to whoever still listens.
+    async fn finish(self, stopped: Option<Refusal>) {
+        let position = self
+            .parts
+            .readers
+            .read_async(|c| query::counter(c, "position"))
+            .await;
+        let position = match position {
+            Ok(position) => position,
+            Err(e) => {
+                tracing::error!(error = %chain(&e), "no receipt: the position cannot be read");
+                return;
+            }
+        };
+        tracing::info!(
+            spoke = %self.bundle.spoke_id,
+            bundle = %self.bundle.bundle_id,
+            settled = self.settled.len(),
+            stopped = stopped.as_ref().map(|s| s.code),
+            "bundle received"
+        );
+        let draft = Draft {
+            answers: Answers::Bundle(self.bundle.bundle_id),
+            spoke_id: self.bundle.spoke_id.clone(),
+            hub_id: self.parts.identity.hub_id,
+            hub_epoch: self.parts.epoch(),
+            position,
+            received_at: (self.parts.clock)(),
+            wanted: Vec::new(),
+        };
+        let identity = &self.parts.identity;
+        let receipt = Receipt::sign(
+            draft,
+            self.settled,
+            identity.certificate.clone(),
+            &identity.node,
+        );
+        let stopped = stopped.map(|r| Stopped {
+            status: r.kind.http_status(),
+            code: r.code.to_owned(),
+            detail: r.detail,
+        });
+        let _ = self.lines.try_send(BundleLine::Done {
+            receipt: receipt.to_wire(),
+            stopped,
+        });
+    }
+}
+
+fn register(entry: &Entry, holder: Option<Holder>) -> Operation {
+    Operation::Register(Register {
+        bundle: 0,
+        path: entry.path.clone(),
+        sha256: entry.sha256,
+        size_bytes: entry.size_bytes,
+        seq: entry.seq,
+        modified_at: entry.modified_at,
+        holder,
+    })
+}
+
+/// The outcome that a reply means; none when the file has to come again.
+fn line_of(entry: &Entry, reply: &OperationReply) -> Option<OutcomeLine> {
+    let line =
+        |outcome, copies| OutcomeLine::new(entry.path.clone(), entry.sha256, outcome, copies);
+    match reply {
+        OperationReply::Registered { copies, .. } => Some(line(Outcome::Registered, *copies)),
+        OperationReply::AlreadyPresent { copies, .. } => {
+            Some(line(Outcome::AlreadyPresent, *copies))
+        }
+        OperationReply::Conflict { theirs } => Some(OutcomeLine {
+            their_sha256: Some(*theirs),
+            ..line(Outcome::Conflict, 0)
+        }),
+        OperationReply::Removed => Some(line(Outcome::Removed, 0)),
+        _ => None,
+    }
+}

@@ -1,0 +1,251 @@
+//! Reads a bundle stream and stages what the hub lacks, verifying before anything counts (V1).
+
+use std::io::{Read, Seek as _};
+use std::sync::Arc;
+
+use barque_bundle::stream::{Member, Preamble, Reader, StreamError};
+use barque_bundle::{Entry, ErrorKind, LandedName, Outcome, OutcomeLine, door, platform};
+use tokio::sync::{mpsc, oneshot};
+
+use super::Item;
+use crate::command::BundleRef;
+use crate::error::{Error, Refusal};
+use crate::hub::Parts;
+use crate::landing::Target;
+use crate::manifest::query;
+use crate::registry::Caller;
+
+/// Bytes read at once.
+const BUFFER_BYTES: usize = 256 * 1024;
+
+pub(super) struct Stager {
+    pub parts: Arc<Parts>,
+    pub caller: Caller,
+}
+
+impl Stager {
+    /// Stages the stream to its end or its first fault. `bundle` is sent once it is verified.
+    pub(super) fn run(
+        &self,
+        source: impl Read,
+        bundle: oneshot::Sender<BundleRef>,
+        items: &mpsc::Sender<Item>,
+    ) -> Result<(), Error> {
+        let mut reader = Reader::new(source);
+        let preamble = reader.preamble().map_err(refuse_stream)?;
+        self.verify(&preamble)?;
+        reader.expect_entries(&preamble).map_err(refuse_stream)?;
+        self.check_space(preamble.header.total_bytes)?;
+        let verified = BundleRef {
+            bundle_id: preamble.header.bundle_id,
+            spoke_id: preamble.header.spoke_id.clone(),
+            key_id: preamble.header.key_id.clone(),
+            series: preamble.header.series,
+            header: preamble.header_bytes,
+            sig: preamble.sig,
+        };
+        if bundle.send(verified).is_err() {
+            return Ok(());
+        }
+        let mut buffer = vec![0u8; BUFFER_BYTES];
+        while let Some(member) = reader.next_member().map_err(refuse_stream)? {
+            let item = match member {
+                Member::Withdrawn(entry) => {
+                    let line = OutcomeLine::new(entry.path, entry.sha256, Outcome::Withdrawn, 0);
+                    Item::Decided { line, seq: None }
+                }
+                Member::File(entry) => self.file(&mut reader, entry, &mut buffer)?,
+            };
+            // The settling side ended: it says why.
+            if items.blocking_send(item).is_err() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn verify(&self, preamble: &Preamble) -> Result<(), Error> {
+        let header = &preamble.header;
+        self.caller.check_digest(header.entries_digest)?;
+        if header.spoke_id != self.caller.spoke_id {
+            let detail = format!(
+                "the bundle is of {}, the token of {}",
+                header.spoke_id, self.caller.spoke_id
+            );
+            return Err(Refusal::new(ErrorKind::Forbidden, "wrong_spoke", detail).into());
+        }
+        // The key that signed the token is live; a bundle may be signed by no other.
+        let hub_id = self.parts.identity.hub_id;
+        header
+            .verify(
+                &preamble.header_bytes,
+                &preamble.sig,
+                &self.caller.public_key,
+                hub_id,
+            )
+            .and_then(|()| match header.key_id == self.caller.key_id {
+                true => Ok(()),
+                false => Err(barque_bundle::header::HeaderError::BadSignature {
+                    key_id: header.key_id.clone(),
+                    source: barque_bundle::key::KeyError::BadSignature,
+                }),
+            })
+            .map_err(|e| refuse_stream(e.into()))
+    }
+
+    fn check_space(&self, needed: u64) -> Result<(), Error> {
+        let folder = self.parts.staging.folder();
+        let free = platform::free_bytes(folder).map_err(Error::io("cannot look at", folder))?;
+        let reserve = self.parts.config.reserve_bytes;
+        if free >= needed.saturating_add(reserve) {
+            return Ok(());
+        }
+        tracing::error!(folder = %folder.display(), free, needed, reserve, "no space for a bundle");
+        Err(Refusal::new(
+            ErrorKind::Full,
+            "hub_full",
+            format!(
+                "the hub has {free} bytes free, needs {needed} and keeps {reserve}; \
+                 free space there, nothing was lost"
+            ),
+        )
+        .into())
+    }
+
+    fn file(
+        &self,
+        reader: &mut Reader<impl Read>,
+        entry: Entry,
+        buffer: &mut [u8],
+    ) -> Result<Item, Error> {
+        let landed = match LandedName::new(&self.caller.spoke_id, &entry.path) {
+            Ok(landed) => landed,
+            Err(e) => return Ok(refused(&entry, e.code(), e.to_string())),
+        };
+        let row = self
+            .parts
+            .readers
+            .read(|c| query::lookup(c, landed.as_str()))?;
+        if row.is_some_and(|r| r.state != query::FileState::Lost) {
+            return Ok(Item::Known { entry });
+        }
+        let target = self
+            .parts
+            .landing
+            .target(landed.as_str())
+            .map_err(Error::io(
+                "cannot look at",
+                self.parts.landing.path(landed.as_str()),
+            ))?;
+        match target {
+            Target::Free => {}
+            Target::Blocked(what) => {
+                tracing::error!(path = %what, "something foreign stands in landing; move it away");
+                return Ok(unanswered(
+                    &entry,
+                    "something on the hub stands where the file would land; an operator has to move it away",
+                ));
+            }
+            Target::File => {
+                let there =
+                    self.parts
+                        .landing
+                        .holds(landed.as_str(), &entry.sha256, entry.size_bytes);
+                if !there.map_err(Error::io(
+                    "cannot read",
+                    self.parts.landing.path(landed.as_str()),
+                ))? {
+                    tracing::error!(path = %barque_bundle::path::printable(landed.as_str()), "a foreign file stands in landing; move it away");
+                    return Ok(unanswered(
+                        &entry,
+                        "a file that the hub does not know stands where this one would land; an operator has to move it away",
+                    ));
+                }
+            }
+        }
+        self.stage(reader, entry, buffer)
+    }
+
+    fn stage(
+        &self,
+        reader: &mut Reader<impl Read>,
+        entry: Entry,
+        buffer: &mut [u8],
+    ) -> Result<Item, Error> {
+        let mut incoming = self.parts.staging.begin()?;
+        loop {
+            match reader.read(buffer).map_err(refuse_stream)? {
+                0 => break,
+                n => {
+                    let path = incoming.path().to_owned();
+                    incoming
+                        .write(&buffer[..n])
+                        .map_err(Error::io("cannot write", path))?;
+                }
+            }
+        }
+        let (found, size) = incoming.digest();
+        if (found, size) != (entry.sha256, entry.size_bytes) {
+            let detail = format!("the bytes that came have the digest {found}");
+            return Ok(mismatch(&entry, detail));
+        }
+        let path = incoming.path().to_owned();
+        let judged = platform::open_regular(&path)
+            .map_err(door::DoorError::from)
+            .and_then(|mut file| {
+                file.rewind()?;
+                door::check(&mut file)
+            });
+        match judged {
+            Ok(_) => Ok(Item::Staged {
+                entry,
+                stage_no: incoming.keep(),
+            }),
+            Err(door::DoorError::Io(source)) => Err(Error::Io {
+                what: "cannot read back",
+                path,
+                source,
+            }),
+            Err(e) => Ok(refused(&entry, e.code(), e.to_string())),
+        }
+    }
+}
+
+fn refuse_stream(e: StreamError) -> Error {
+    match &e {
+        StreamError::Io(source) => {
+            let detail = format!("the stream broke off: {source}");
+            Refusal::new(e.kind(), e.code(), detail).into()
+        }
+        _ => Refusal::new(e.kind(), e.code(), crate::error::chain(&e)).into(),
+    }
+}
+
+/// A rule of the hub says no, for good.
+fn refused(entry: &Entry, code: &str, detail: String) -> Item {
+    let line = OutcomeLine {
+        code: Some(code.to_owned()),
+        detail: Some(detail),
+        ..OutcomeLine::new(entry.path.clone(), entry.sha256, Outcome::Refused, 0)
+    };
+    Item::Decided {
+        line,
+        seq: Some(entry.seq),
+    }
+}
+
+fn mismatch(entry: &Entry, detail: String) -> Item {
+    let line = OutcomeLine {
+        detail: Some(detail),
+        ..OutcomeLine::new(entry.path.clone(), entry.sha256, Outcome::Mismatch, 0)
+    };
+    Item::Decided { line, seq: None }
+}
+
+/// Refused now, and its number stays open: an operator of the hub has to act first.
+fn unanswered(entry: &Entry, detail: &str) -> Item {
+    match refused(entry, "landing_blocked", detail.to_owned()) {
+        Item::Decided { line, .. } => Item::Decided { line, seq: None },
+        other => other,
+    }
+}

@@ -1,0 +1,226 @@
+//! Answers "which of these does the hub lack?" from the manifest alone: no stat, no hash.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use barque_bundle::receipt::{Answers, Draft, Wanted};
+use barque_bundle::wire::{
+    ConflictLine, RECONCILE_ENTRIES_MAX, ReconcileRequest, ReconcileResponse, RefusedLine,
+    WireEntry,
+};
+use barque_bundle::{
+    ErrorKind, FilePath, LandedName, Outcome, OutcomeLine, Ranges, Receipt, Sha256Digest, SpokeId,
+};
+use rusqlite::Connection;
+
+use crate::command::{CheckIn, Operation, OperationReply};
+use crate::error::{Error, Refusal};
+use crate::hub::Parts;
+use crate::manifest::query::{self, FileState};
+use crate::registry::Caller;
+
+/// How long a position that the caller has seen is waited for.
+const POSITION_WAIT: Duration = Duration::from_secs(5);
+/// Files that one answer asks for again at the most.
+const WANTED_MAX: u32 = 1000;
+
+/// What the manifest says of a page of entries.
+#[derive(Default)]
+struct Sorted {
+    missing: Vec<String>,
+    refused: Vec<RefusedLine>,
+    /// Present, conflict and removed, as the receipt says them.
+    lines: Vec<OutcomeLine>,
+    answered: Vec<u64>,
+}
+
+/// The answer to a reconcile request whose body has this digest.
+pub async fn reconcile(
+    parts: &Arc<Parts>,
+    caller: &Caller,
+    request: ReconcileRequest,
+    body_sha256: Sha256Digest,
+) -> Result<ReconcileResponse, Error> {
+    if request.entries.len() > RECONCILE_ENTRIES_MAX {
+        let detail = format!(
+            "{} entries in one request; at most {RECONCILE_ENTRIES_MAX} are taken, send smaller pages",
+            request.entries.len()
+        );
+        let refusal = Refusal::new(ErrorKind::TooLarge, "too_many_entries", detail);
+        return Err(Refusal {
+            max_entries: Some(RECONCILE_ENTRIES_MAX),
+            ..refusal
+        }
+        .into());
+    }
+    let mut head = parts.position.clone();
+    let reached = head.wait_for(|p| *p >= request.seen_position);
+    // Later than that, the caller gets our own position and judges by it.
+    let _ = tokio::time::timeout(POSITION_WAIT, reached).await;
+
+    let spoke = caller.spoke_id.clone();
+    let entries = request.entries;
+    let sorted = parts
+        .readers
+        .read_async(move |c| sort(c, &spoke, entries))
+        .await?;
+    let check_in = Operation::CheckIn(CheckIn {
+        spoke_id: caller.spoke_id.clone(),
+        key_id: caller.key_id.clone(),
+        series: request.series,
+        seq_head: request.seq_head,
+        as_of: request.as_of,
+        voids: request.voids,
+        replaces: request.replaces,
+        answered: Ranges::from_numbers(sorted.answered.clone()),
+        report: request.status,
+    });
+    let replies = parts.proposer.operations(None, vec![check_in]).await?;
+    let seen = match replies.first() {
+        Some(OperationReply::CheckedIn { seen, .. }) => *seen,
+        _ => {
+            return Err(Refusal::new(
+                ErrorKind::Forbidden,
+                "spoke_disabled",
+                "this spoke or its key may not write to the hub any more",
+            )
+            .into());
+        }
+    };
+    let spoke = caller.spoke_id.clone();
+    let (wanted, position) = parts
+        .readers
+        .read_async(move |c| {
+            Ok((
+                query::wanted(c, &spoke, WANTED_MAX)?,
+                query::counter(c, "position")?,
+            ))
+        })
+        .await?;
+    Ok(answer(
+        parts,
+        caller,
+        sorted,
+        body_sha256,
+        wanted,
+        seen,
+        position,
+    ))
+}
+
+fn answer(
+    parts: &Parts,
+    caller: &Caller,
+    sorted: Sorted,
+    body_sha256: Sha256Digest,
+    wanted: Vec<Wanted>,
+    seen: u64,
+    position: u64,
+) -> ReconcileResponse {
+    let hub_time = (parts.clock)();
+    let hub_epoch = parts.epoch();
+    let draft = Draft {
+        answers: Answers::Reconcile(body_sha256),
+        spoke_id: caller.spoke_id.clone(),
+        hub_id: parts.identity.hub_id,
+        hub_epoch,
+        position,
+        received_at: hub_time,
+        wanted: wanted.clone(),
+    };
+    let of = |outcome| {
+        sorted
+            .lines
+            .iter()
+            .filter(move |l| l.outcome == outcome)
+            .map(|l| l.path.to_string())
+    };
+    let conflicts = sorted
+        .lines
+        .iter()
+        .filter_map(|l| {
+            let their_sha256 = l.their_sha256?;
+            Some(ConflictLine {
+                path: l.path.to_string(),
+                their_sha256,
+            })
+        })
+        .collect();
+    let (present, removed) = (
+        of(Outcome::AlreadyPresent).collect(),
+        of(Outcome::Removed).collect(),
+    );
+    let identity = &parts.identity;
+    let receipt = Receipt::sign(
+        draft,
+        sorted.lines,
+        identity.certificate.clone(),
+        &identity.node,
+    );
+    ReconcileResponse {
+        missing: sorted.missing,
+        present,
+        conflicts,
+        removed,
+        refused: sorted.refused,
+        wanted,
+        seen,
+        hub_time,
+        hub_epoch,
+        position,
+        receipt: receipt.to_wire(),
+    }
+}
+
+/// Sorts a page by what the manifest says; one bad or repeated path never fails the page.
+fn sort(c: &Connection, spoke: &SpokeId, entries: Vec<WireEntry>) -> Result<Sorted, Error> {
+    let mut sorted = Sorted::default();
+    let mut seen = std::collections::BTreeSet::new();
+    for entry in entries {
+        let refuse = |code: &str, detail: String| RefusedLine {
+            path: entry.path.clone(),
+            code: code.to_owned(),
+            detail,
+        };
+        let path: FilePath = match entry.path.parse() {
+            Ok(path) => path,
+            Err(e) => {
+                let e: barque_bundle::path::PathError = e;
+                sorted.refused.push(refuse(e.code(), e.to_string()));
+                continue;
+            }
+        };
+        let landed = match LandedName::new(spoke, &path) {
+            Ok(landed) => landed,
+            Err(e) => {
+                sorted.refused.push(refuse(e.code(), e.to_string()));
+                continue;
+            }
+        };
+        if !seen.insert(path.clone()) {
+            let detail = "the path stands twice in this request".to_owned();
+            sorted.refused.push(refuse("path_twice", detail));
+            continue;
+        }
+        let line = |outcome, copies| OutcomeLine::new(path.clone(), entry.sha256, outcome, copies);
+        let Some(row) = query::lookup(c, landed.as_str())? else {
+            sorted.missing.push(entry.path);
+            continue;
+        };
+        let line = match row.state {
+            FileState::Removed => line(Outcome::Removed, 0),
+            _ if row.sha256 != entry.sha256 => OutcomeLine {
+                their_sha256: Some(row.sha256),
+                ..line(Outcome::Conflict, 0)
+            },
+            FileState::Held => line(Outcome::AlreadyPresent, row.copies),
+            FileState::Lost | FileState::Replaced => {
+                sorted.missing.push(entry.path);
+                continue;
+            }
+        };
+        sorted.lines.push(line);
+        sorted.answered.push(entry.seq);
+    }
+    Ok(sorted)
+}

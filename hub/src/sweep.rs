@@ -1,0 +1,83 @@
+//! Deletes staged copies that nothing will ever count on again.
+//!
+//! A copy that was answered `Stored` may be in a proposal under way, so it goes only after the
+//! node's own floor above its number is applied and the manifest does not name it (D1).
+
+use std::time::Duration;
+
+use crate::command::Command;
+use crate::error::{Error, Refusal, chain};
+use crate::hub::Parts;
+use crate::manifest::query;
+
+const EVERY: Duration = Duration::from_secs(3600);
+const PAGE: u32 = 1000;
+
+/// Removes files in staging that no row knows: they were never synced or answered for.
+/// Only before the first stream is taken.
+pub fn remove_orphans(parts: &Parts) -> Result<u64, Error> {
+    let mut removed = 0;
+    for stage_no in parts.staging.present()? {
+        if !parts.ledger.is_staged(stage_no)? {
+            let path = parts.staging.path(stage_no);
+            parts
+                .staging
+                .remove(stage_no)
+                .map_err(Error::io("cannot remove", path))?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// Raises the node's floor and deletes what lies below it and is not named.
+pub async fn sweep(parts: &std::sync::Arc<Parts>, floor: u64) -> Result<u64, Error> {
+    let node_id = parts.identity.node_id;
+    let command = Command::RaiseStageFloor { node_id, floor };
+    parts.proposer.command(command).await?;
+    let parts = std::sync::Arc::clone(parts);
+    tokio::task::spawn_blocking(move || delete_below(&parts, floor))
+        .await
+        .unwrap_or_else(|e| Err(Error::Malformed(format!("the sweep ended badly: {e}"))))
+}
+
+fn delete_below(parts: &Parts, floor: u64) -> Result<u64, Error> {
+    let (mut after, mut removed) = (0, 0);
+    loop {
+        let rows = parts.ledger.staged_upto(floor, after, PAGE)?;
+        let Some(last) = rows.last() else {
+            return Ok(removed);
+        };
+        after = last.stage_no;
+        for row in rows {
+            let named = parts.readers.read(|c| {
+                query::names_stage(c, parts.identity.node_id, &row.landed, row.stage_no)
+            })?;
+            if !named {
+                let path = parts.staging.path(row.stage_no);
+                parts
+                    .staging
+                    .remove(row.stage_no)
+                    .map_err(Error::io("cannot remove", path))?;
+                parts.ledger.forget_staged(row.stage_no)?;
+                removed += 1;
+            }
+        }
+    }
+}
+
+/// Sweeps hourly what was staged more than an hour before, until the task is dropped.
+pub async fn run(parts: std::sync::Arc<Parts>) {
+    let mut hour_ago = parts.staging.newest_number();
+    loop {
+        tokio::time::sleep(EVERY).await;
+        let newest = parts.staging.newest_number();
+        match sweep(&parts, hour_ago).await {
+            Ok(0) => {}
+            Ok(removed) => tracing::info!(removed, "swept staging"),
+            Err(Error::Refused(Refusal { code, .. })) => tracing::warn!(code, "sweep put off"),
+            Err(e) => tracing::error!(error = %chain(&e), "sweep failed"),
+        }
+        hour_ago = newest;
+    }
+}

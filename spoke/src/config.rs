@@ -1,0 +1,142 @@
+//! What a spoke is told (`spoke.toml`) and where its files lie.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use barque_bundle::quantity::parse_duration;
+use barque_bundle::{HubId, platform};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// `spoke.toml`: written by `enroll`, read by `push`, so that cron needs no flags.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpokeConfig {
+    /// The tree of Parquet files; only read.
+    pub source: PathBuf,
+    /// How long a file must lie still before it is looked at, such as `2s`.
+    #[serde(default = "default_settle")]
+    pub settle: String,
+    #[serde(default)]
+    pub hubs: Vec<HubEntry>,
+}
+
+/// A hub that this spoke is enrolled at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HubEntry {
+    pub hub_id: HubId,
+    /// Addresses of the hub, tried in order.
+    pub urls: Vec<String>,
+}
+
+fn default_settle() -> String {
+    "2s".to_owned()
+}
+
+impl SpokeConfig {
+    pub fn new(source: PathBuf) -> Self {
+        Self {
+            source,
+            settle: default_settle(),
+            hubs: Vec::new(),
+        }
+    }
+
+    /// Reads the file; unknown keys are refused by name.
+    pub fn load(state: &StateFolder) -> Result<Self, Error> {
+        let path = state.config();
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::NotEnrolled(format!(
+                    "{} holds no spoke; make one with: barque enroll TOKEN --state {0} --source DIR",
+                    state.path().display()
+                )));
+            }
+            Err(e) => return Err(Error::io("cannot read", &path)(e)),
+        };
+        let config: Self = toml::from_str(&text).map_err(|e| Error::Malformed {
+            path: path.clone(),
+            why: e.to_string(),
+        })?;
+        config
+            .settle_time()
+            .map_err(|why| Error::Malformed { path, why })?;
+        Ok(config)
+    }
+
+    pub fn save(&self, state: &StateFolder) -> Result<(), Error> {
+        let path = state.config();
+        let text = toml::to_string_pretty(self).map_err(|e| Error::Malformed {
+            path: path.clone(),
+            why: e.to_string(),
+        })?;
+        platform::write_durably(&path, text.as_bytes(), 0o600)
+            .map_err(Error::io("cannot write", path))
+    }
+
+    pub fn settle_time(&self) -> Result<Duration, String> {
+        parse_duration(&self.settle).map_err(|e| format!("settle: {e}"))
+    }
+}
+
+/// A spoke's state folder: ledger, identity, configuration, lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateFolder(PathBuf);
+
+impl StateFolder {
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn ledger(&self) -> PathBuf {
+        self.0.join("ledger.db")
+    }
+
+    pub fn identity(&self) -> PathBuf {
+        self.0.join("identity.json")
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.0.join("spoke.toml")
+    }
+
+    pub fn lock(&self) -> PathBuf {
+        self.0.join("lock")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_keys_and_bare_numbers_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateFolder::new(dir.path());
+        let load = |text: &str| {
+            std::fs::write(state.config(), text).unwrap();
+            SpokeConfig::load(&state).map_err(|e| e.to_string())
+        };
+        assert_eq!(
+            load("source = \"/d\"").unwrap(),
+            SpokeConfig::new("/d".into())
+        );
+        assert!(
+            load("source = \"/d\"\nsetle = \"2s\"")
+                .unwrap_err()
+                .contains("setle")
+        );
+        assert!(
+            load("source = \"/d\"\nsettle = \"2\"")
+                .unwrap_err()
+                .contains("unit")
+        );
+    }
+}

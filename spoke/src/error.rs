@@ -1,0 +1,58 @@
+//! Failures that end a spoke's command; what befalls one file is in the ledger instead.
+
+use std::path::PathBuf;
+
+use barque_bundle::ErrorKind;
+
+use crate::hub_client::CallError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{what}: {path}")]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{path} cannot be used")]
+    Sqlite {
+        path: PathBuf,
+        source: rusqlite::Error,
+    },
+    #[error(
+        "{path} is at schema version {found}; this program knows up to {known}: use the newer program that wrote it"
+    )]
+    Newer {
+        path: PathBuf,
+        found: i64,
+        known: i64,
+    },
+    #[error("{path} is malformed: {why}")]
+    Malformed { path: PathBuf, why: String },
+    #[error("another pass is already running on {path}: {since}")]
+    AlreadyRunning { path: PathBuf, since: String },
+    #[error("{0}")]
+    Usage(String),
+    #[error("{0}")]
+    NotEnrolled(String),
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+impl Error {
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Io { source, .. } if barque_bundle::platform::is_full(source) => ErrorKind::Full,
+            Self::Sqlite { .. } | Self::Io { .. } => ErrorKind::Internal,
+            Self::AlreadyRunning { .. } => ErrorKind::Unavailable,
+            Self::Malformed { .. } => ErrorKind::Corrupt,
+            Self::Newer { .. } | Self::Usage(_) | Self::NotEnrolled(_) => ErrorKind::Invalid,
+            Self::Call(e) => e.kind(),
+        }
+    }
+
+    pub fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { what, path, source }
+    }
+}

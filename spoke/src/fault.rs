@@ -1,0 +1,75 @@
+//! Which kind of failure a call was, and how long to wait before the next one. Pure.
+
+use std::time::Duration;
+
+use crate::hub_client::CallError;
+
+/// What a failure is about, and so what it may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The way to the hub: backoff, no attempt of any file is spent.
+    Link,
+    /// The hub has no space: bodies end, reconcile goes on.
+    Space,
+    /// The hub does not take this spoke, or something is wrong that waiting does not mend.
+    Fatal,
+}
+
+/// The kind of a failed call.
+pub fn classify(error: &CallError) -> Fault {
+    match error {
+        CallError::Unreachable { .. } | CallError::NotTheHub { .. } | CallError::Broken { .. } => {
+            Fault::Link
+        }
+        CallError::Refused(p) => classify_status(p.status),
+        CallError::Receipt(_) | CallError::WrongRoot { .. } | CallError::Client(_) => Fault::Fatal,
+    }
+}
+
+/// The kind of a refusal that came from the hub itself.
+pub fn classify_status(status: u16) -> Fault {
+    match status {
+        429 | 500 | 502..=504 => Fault::Link,
+        507 => Fault::Space,
+        _ => Fault::Fatal,
+    }
+}
+
+/// Link faults in a row that end a pass.
+pub const IN_A_ROW_MAX: u32 = 4;
+const BASE: Duration = Duration::from_millis(250);
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// The wait after the n-th link fault in a row (from 1): doubled each time, then jittered down to
+/// as little as half, never less than the hub asked for, never over 10 s.
+pub fn backoff(nth: u32, asked: Option<Duration>, random: u8) -> Duration {
+    let doubled = BASE
+        .saturating_mul(1 << nth.saturating_sub(1).min(16))
+        .min(WAIT_MAX);
+    let jittered = doubled.mul_f64(0.5 + f64::from(random) / 512.0);
+    jittered.max(asked.unwrap_or_default()).min(WAIT_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_are_jittered_and_bounded() {
+        assert_eq!(backoff(1, None, 0), Duration::from_millis(125));
+        assert!(backoff(3, None, 255) > backoff(3, None, 0));
+        assert!(backoff(3, None, 255) < Duration::from_secs(1));
+        assert_eq!(
+            backoff(1, Some(Duration::from_secs(3)), 0),
+            Duration::from_secs(3)
+        );
+        assert_eq!(backoff(40, Some(Duration::from_secs(3600)), 255), WAIT_MAX);
+    }
+
+    #[test]
+    fn a_full_hub_is_not_a_broken_link() {
+        assert_eq!(classify_status(507), Fault::Space);
+        assert_eq!(classify_status(503), Fault::Link);
+        assert_eq!(classify_status(401), Fault::Fatal);
+    }
+}

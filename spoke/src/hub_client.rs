@@ -1,0 +1,654 @@
+//! A spoke's calls to its hub. The only file of this crate that knows reqwest.
+//!
+//! A 200 without a valid receipt is not a yes, redirects are not followed, and every wait has a
+//! deadline that counts progress, not only silence.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use barque_bundle::header::Signed;
+use barque_bundle::jwt::{self, Claims};
+use barque_bundle::receipt::{Answers, Expected, ReceiptError, WireReceipt};
+use barque_bundle::wire::{
+    self, BundleLine, EnrollRequest, EnrollResponse, Problem, ReconcileRequest, ReconcileResponse,
+    Stopped,
+};
+use barque_bundle::{
+    Entry, ErrorKind, Header, HubId, PublicKey, Receipt, SecretKey, Sha256Digest, SpokeId, stream,
+};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use reqwest::header::{CONTENT_TYPE, RETRY_AFTER, SERVER};
+
+use crate::edge::Edge;
+use crate::ledger::StatRow;
+use crate::pin::{PinnedTls, Roots};
+
+const CONNECT_WAIT: Duration = Duration::from_secs(10);
+/// Longest time in which nothing moves in either direction.
+const STALL_WAIT: Duration = Duration::from_secs(60);
+/// Most bytes of an answer.
+const ANSWER_MAX_BYTES: usize = 64 * 1024 * 1024;
+/// Bytes that go to the network at once.
+const PIECE_BYTES: usize = 256 * 1024;
+
+/// Why a call has no answer that counts.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("the hub at {url} cannot be reached: {why}")]
+    Unreachable { url: String, why: String },
+    #[error("the connection to {url} broke off: {why}")]
+    Broken { url: String, why: String },
+    #[error(
+        "{url} is not the hub that this spoke trusts (wrong root): another hub answers there, or somebody is in between"
+    )]
+    WrongRoot { url: String },
+    #[error("{} ({})", .0.detail, .0.code)]
+    Refused(Box<Problem>),
+    #[error(
+        "something between this spoke and the hub answered {status} (server {server:?}, it starts {start:?})"
+    )]
+    NotTheHub {
+        status: u16,
+        server: String,
+        start: String,
+    },
+    #[error("the hub's receipt does not count")]
+    Receipt(#[from] ReceiptError),
+    #[error("the HTTP client cannot be made: {0}")]
+    Client(String),
+}
+
+impl CallError {
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::NotTheHub { .. } => {
+                ErrorKind::Unavailable
+            }
+            Self::WrongRoot { .. } => ErrorKind::Unauthenticated,
+            Self::Refused(p) => ErrorKind::from_http_status(p.status),
+            Self::Receipt(e) => e.kind(),
+            Self::Client(_) => ErrorKind::Internal,
+        }
+    }
+
+    /// A stable word for the reason.
+    pub fn code(&self) -> &str {
+        match self {
+            Self::Unreachable { .. } => "unreachable",
+            Self::Broken { .. } => "broken",
+            Self::WrongRoot { .. } => "wrong_root",
+            Self::Refused(p) => &p.code,
+            Self::NotTheHub { .. } => "not_the_hub",
+            Self::Receipt(_) => "bad_receipt",
+            Self::Client(_) => "client",
+        }
+    }
+
+    /// How long the hub asked to wait.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused(p) => p.retry_after_ms.map(Duration::from_millis),
+            _ => None,
+        }
+    }
+}
+
+/// Who calls whom.
+pub struct Party {
+    pub hub_id: HubId,
+    pub urls: Vec<String>,
+    pub spoke_id: SpokeId,
+    pub key: SecretKey,
+    pub roots: Vec<PublicKey>,
+}
+
+/// A line to one hub.
+pub struct HubClient {
+    party: Party,
+    http: reqwest::Client,
+    tls: PinnedHandles,
+    edge: Edge,
+    /// Which address answered last.
+    current: AtomicU64,
+}
+
+struct PinnedHandles {
+    clock_offset_ms: Arc<AtomicI64>,
+    saw_wrong_root: Arc<std::sync::atomic::AtomicBool>,
+}
+
+/// The answer to a bundle: what counts, and why it ended early if it did.
+pub struct Sent {
+    pub receipt: Receipt,
+    pub stopped: Option<Stopped>,
+}
+
+/// One file to send: its entry, where it lies, and the stat it must still have.
+#[derive(Clone)]
+pub struct Parcel {
+    pub entry: Entry,
+    pub file: PathBuf,
+    pub stat: StatRow,
+}
+
+/// What moves while a bundle is sent.
+pub trait Progress: Send + Sync {
+    fn sent(&self, bytes: u64);
+    fn settled(&self);
+}
+
+fn http_client(tls: &PinnedTls) -> Result<reqwest::Client, CallError> {
+    reqwest::Client::builder()
+        .tls_backend_preconfigured(tls.config.clone())
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT_WAIT)
+        .tcp_keepalive(Duration::from_secs(20))
+        .no_proxy()
+        .build()
+        .map_err(|e| CallError::Client(e.to_string()))
+}
+
+impl HubClient {
+    pub fn new(party: Party, clock_offset_ms: i64, edge: Edge) -> Result<Self, CallError> {
+        let tls = PinnedTls::new(Roots::Keys(party.roots.clone()), clock_offset_ms);
+        let http = http_client(&tls)?;
+        let tls = PinnedHandles {
+            clock_offset_ms: tls.clock_offset_ms,
+            saw_wrong_root: tls.saw_wrong_root,
+        };
+        Ok(Self {
+            party,
+            http,
+            tls,
+            edge,
+            current: AtomicU64::new(0),
+        })
+    }
+
+    /// Hub time minus local time, as last learned from a signed answer.
+    pub fn clock_offset_ms(&self) -> i64 {
+        self.tls.clock_offset_ms.load(Ordering::Relaxed)
+    }
+
+    fn learn_time(&self, hub_time: barque_bundle::Timestamp) {
+        let offset = hub_time.since_ms(self.edge.now());
+        self.tls.clock_offset_ms.store(offset, Ordering::Relaxed);
+    }
+
+    /// A token for one request, in hub time.
+    fn token(&self, method: &str, path: &str, dig: Sha256Digest) -> String {
+        let now = self
+            .edge
+            .now()
+            .plus_ms(self.clock_offset_ms())
+            .unix_seconds();
+        let claims = Claims {
+            sub: self.party.spoke_id.clone(),
+            aud: self.party.hub_id,
+            iat: now,
+            exp: now + jwt::LIFETIME_MAX_S,
+            jti: barque_bundle::digest::hex(&self.edge.id_bytes()),
+            htm: method.to_owned(),
+            htu: path.to_owned(),
+            dig,
+        };
+        jwt::sign(&self.party.key, &claims)
+    }
+
+    fn url(&self, path: &str) -> String {
+        let n = self.party.urls.len().max(1) as u64;
+        let index = usize::try_from(self.current.load(Ordering::Relaxed) % n).unwrap_or(0);
+        format!(
+            "{}{path}",
+            self.party.urls.get(index).map_or("", String::as_str)
+        )
+    }
+
+    fn failed(&self, url: &str, e: &reqwest::Error) -> CallError {
+        if self.tls.saw_wrong_root.swap(false, Ordering::Relaxed) {
+            return CallError::WrongRoot {
+                url: url.to_owned(),
+            };
+        }
+        let why = chain(e);
+        if e.is_connect() {
+            // The next try goes to the next address.
+            self.current.fetch_add(1, Ordering::Relaxed);
+            return CallError::Unreachable {
+                url: url.to_owned(),
+                why,
+            };
+        }
+        CallError::Broken {
+            url: url.to_owned(),
+            why,
+        }
+    }
+
+    /// Offers a page; the answer and its verified receipt.
+    pub async fn reconcile(
+        &self,
+        request: &ReconcileRequest,
+    ) -> Result<(ReconcileResponse, Receipt), CallError> {
+        let body = serde_json::to_vec(request).map_err(|e| CallError::Client(e.to_string()))?;
+        let body = Bytes::from(body);
+        let dig = Sha256Digest::of(&body);
+        let mut answer = self.post_json(wire::RECONCILE, body.clone(), dig).await;
+        if answer.as_ref().is_err_and(|e| self.learn_from_refusal(e)) {
+            answer = self.post_json(wire::RECONCILE, body, dig).await;
+        }
+        let bytes = answer?;
+        let response: ReconcileResponse =
+            serde_json::from_slice(&bytes).map_err(|_| not_the_hub(200, String::new(), &bytes))?;
+        let receipt = self.open(response.receipt.clone(), Answers::Reconcile(dig))?;
+        Ok((response, receipt))
+    }
+
+    fn open(&self, receipt: WireReceipt, answers: Answers) -> Result<Receipt, CallError> {
+        let expected = Expected {
+            roots: &self.party.roots,
+            hub_id: self.party.hub_id,
+            spoke_id: &self.party.spoke_id,
+            answers,
+        };
+        let receipt = Receipt::open_wire(receipt, &expected)?;
+        self.learn_time(receipt.head.received_at);
+        Ok(receipt)
+    }
+
+    /// True when a refusal told the hub's time over a trusted line, so that a repeat makes sense.
+    fn learn_from_refusal(&self, e: &CallError) -> bool {
+        let CallError::Refused(problem) = e else {
+            return false;
+        };
+        let is_trusted = self.url("").starts_with("https://");
+        let is_time = matches!(problem.code.as_str(), "clock_skew" | "token_expired");
+        match problem.hub_time {
+            Some(hub_time) if is_trusted && is_time => {
+                self.learn_time(hub_time);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    async fn post_json(
+        &self,
+        path: &str,
+        body: Bytes,
+        dig: Sha256Digest,
+    ) -> Result<Bytes, CallError> {
+        let url = self.url(path);
+        let request = self
+            .http
+            .post(&url)
+            .bearer_auth(self.token("POST", path, dig))
+            .header(wire::REQUEST_ID, self.request_id())
+            .header(CONTENT_TYPE, "application/json")
+            .body(body)
+            .timeout(STALL_WAIT * 2);
+        let response = request.send().await.map_err(|e| self.failed(&url, &e))?;
+        self.judge(&url, response).await
+    }
+
+    fn request_id(&self) -> String {
+        barque_bundle::digest::hex(&self.edge.id_bytes()[..8])
+    }
+
+    /// The bytes of a success, or what the refusal means.
+    async fn judge(&self, url: &str, response: reqwest::Response) -> Result<Bytes, CallError> {
+        let status = response.status();
+        let header = |name| {
+            let value = response.headers().get(name)?.to_str().ok()?;
+            Some(value.to_owned())
+        };
+        let server = header(SERVER).unwrap_or_default();
+        let retry_after = header(RETRY_AFTER).and_then(|v| v.trim().parse::<u64>().ok());
+        let bytes = whole(response)
+            .await
+            .map_err(|e| self.failed_whole(url, e))?;
+        if status.as_u16() == 200 {
+            return Ok(bytes);
+        }
+        match serde_json::from_slice::<Problem>(&bytes) {
+            Ok(mut problem) if problem.status == status.as_u16() && !problem.code.is_empty() => {
+                problem.retry_after_ms = problem.retry_after_ms.or(retry_after.map(|s| s * 1000));
+                Err(CallError::Refused(Box::new(problem)))
+            }
+            _ => Err(not_the_hub(status.as_u16(), server, &bytes)),
+        }
+    }
+
+    fn failed_whole(&self, url: &str, e: WholeError) -> CallError {
+        match e {
+            WholeError::Http(e) => self.failed(url, &e),
+            WholeError::TooLong => CallError::Broken {
+                url: url.to_owned(),
+                why: format!("the answer is over {ANSWER_MAX_BYTES} bytes"),
+            },
+        }
+    }
+
+    /// Sends a bundle and hears what became of it. Parcels go in their order.
+    pub async fn send(
+        &self,
+        header: &Signed<Header>,
+        parcels: Vec<Parcel>,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Sent, CallError> {
+        let url = self.url(wire::BUNDLES);
+        let moved = Arc::new(Moved::new());
+        let (out, pieces) = tokio::sync::mpsc::channel(2);
+        let sink = ChannelWriter {
+            out,
+            moved: Arc::clone(&moved),
+            progress: Arc::clone(&progress),
+        };
+        let signed = header.clone();
+        let writing = tokio::task::spawn_blocking(move || write_stream(sink, &signed, &parcels));
+        let mut pieces = pieces;
+        let body = reqwest::Body::wrap_stream(futures_util::stream::poll_fn(move |cx| {
+            pieces.poll_recv(cx)
+        }));
+        let dig = header.value.entries_digest;
+        let request = self
+            .http
+            .post(&url)
+            .bearer_auth(self.token("POST", wire::BUNDLES, dig))
+            .header(wire::REQUEST_ID, self.request_id())
+            .header(CONTENT_TYPE, stream::MEDIA_TYPE)
+            .body(body);
+        let answer = self.hear(&url, request, header, &moved, &*progress).await;
+        // The channel is closed by now; the thread ends at its next write.
+        let written = writing.await;
+        match (answer, written) {
+            (Ok(sent), _) => Ok(sent),
+            (Err(e), Ok(Err(io))) if io.kind() != io::ErrorKind::BrokenPipe => {
+                Err(CallError::Broken {
+                    url,
+                    why: format!("{e}; sending: {io}"),
+                })
+            }
+            (Err(e), _) => Err(e),
+        }
+    }
+
+    async fn hear(
+        &self,
+        url: &str,
+        request: reqwest::RequestBuilder,
+        header: &Signed<Header>,
+        moved: &Moved,
+        progress: &dyn Progress,
+    ) -> Result<Sent, CallError> {
+        let stalled = || CallError::Broken {
+            url: url.to_owned(),
+            why: format!("nothing moved for {} s", STALL_WAIT.as_secs()),
+        };
+        let response = moved
+            .unless_stalled(request.send())
+            .await
+            .ok_or_else(stalled)?
+            .map_err(|e| self.failed(url, &e))?;
+        if response.status().as_u16() != 200 {
+            let judged = moved.unless_stalled(self.judge(url, response)).await;
+            return Err(judged
+                .ok_or_else(stalled)?
+                .err()
+                .unwrap_or_else(|| not_the_hub(200, String::new(), b"")));
+        }
+        let mut lines = Lines::default();
+        let mut stream = response.bytes_stream();
+        loop {
+            let next = moved
+                .unless_stalled(stream.next())
+                .await
+                .ok_or_else(stalled)?;
+            let Some(piece) = next else { break };
+            let piece = piece.map_err(|e| self.failed(url, &e))?;
+            moved.mark();
+            for line in lines.push(&piece) {
+                match serde_json::from_slice(&line) {
+                    Ok(BundleLine::Outcome(_)) => progress.settled(),
+                    Ok(BundleLine::Done { receipt, stopped }) => {
+                        let answers = Answers::Bundle(header.value.bundle_id);
+                        return Ok(Sent {
+                            receipt: self.open(receipt, answers)?,
+                            stopped,
+                        });
+                    }
+                    Err(_) => return Err(not_the_hub(200, String::new(), &line)),
+                }
+            }
+            if lines.partial.len() > ANSWER_MAX_BYTES {
+                return Err(not_the_hub(200, String::new(), &lines.partial[..64]));
+            }
+        }
+        let why = "the answer ended without a receipt".to_owned();
+        Err(CallError::Broken {
+            url: url.to_owned(),
+            why,
+        })
+    }
+
+    pub fn hub_id(&self) -> HubId {
+        self.party.hub_id
+    }
+}
+
+/// Hands in a key for a one-time token; trusts only the root that the token names.
+pub async fn enroll(
+    urls: &[String],
+    root: Sha256Digest,
+    clock_offset_ms: i64,
+    request: &EnrollRequest,
+) -> Result<EnrollResponse, CallError> {
+    let tls = PinnedTls::new(Roots::Fingerprint(root), clock_offset_ms);
+    let http = http_client(&tls)?;
+    let mut last = CallError::Client("the token names no address".to_owned());
+    for base in urls {
+        let url = format!("{}{}", base.trim_end_matches('/'), wire::ENROLL);
+        let sent = http
+            .post(&url)
+            .json(request)
+            .timeout(STALL_WAIT)
+            .send()
+            .await;
+        let response = match sent {
+            Ok(response) => response,
+            Err(_) if tls.saw_wrong_root.swap(false, Ordering::Relaxed) => {
+                return Err(CallError::WrongRoot { url });
+            }
+            Err(e) => {
+                last = CallError::Unreachable {
+                    url,
+                    why: chain(&e),
+                };
+                continue;
+            }
+        };
+        let status = response.status().as_u16();
+        let bytes = match whole(response).await {
+            Ok(bytes) => bytes,
+            Err(WholeError::Http(e)) => {
+                last = CallError::Broken {
+                    url,
+                    why: chain(&e),
+                };
+                continue;
+            }
+            Err(WholeError::TooLong) => return Err(not_the_hub(status, String::new(), b"")),
+        };
+        if status != 200 {
+            return Err(match serde_json::from_slice::<Problem>(&bytes) {
+                Ok(problem) if problem.status == status => CallError::Refused(Box::new(problem)),
+                _ => not_the_hub(status, String::new(), &bytes),
+            });
+        }
+        let answer: EnrollResponse = serde_json::from_slice(&bytes)
+            .map_err(|_| not_the_hub(status, String::new(), &bytes))?;
+        // Also on a plain line: the answer's root must be the one that the token named.
+        if answer.root.fingerprint() != root {
+            return Err(CallError::WrongRoot { url });
+        }
+        return Ok(answer);
+    }
+    Err(last)
+}
+
+enum WholeError {
+    Http(reqwest::Error),
+    TooLong,
+}
+
+async fn whole(response: reqwest::Response) -> Result<Bytes, WholeError> {
+    let mut out = bytes::BytesMut::new();
+    let mut stream = response.bytes_stream();
+    while let Some(piece) = stream.next().await {
+        let piece = piece.map_err(WholeError::Http)?;
+        if out.len() + piece.len() > ANSWER_MAX_BYTES {
+            return Err(WholeError::TooLong);
+        }
+        out.extend_from_slice(&piece);
+    }
+    Ok(out.freeze())
+}
+
+fn not_the_hub(status: u16, server: String, bytes: &[u8]) -> CallError {
+    let start = String::from_utf8_lossy(&bytes[..bytes.len().min(64)]).into_owned();
+    CallError::NotTheHub {
+        status,
+        server,
+        start: barque_bundle::path::printable(&start),
+    }
+}
+
+fn chain(e: &dyn std::error::Error) -> String {
+    let mut text = e.to_string();
+    let mut source = e.source();
+    while let Some(e) = source {
+        text.push_str(": ");
+        text.push_str(&e.to_string());
+        source = e.source();
+    }
+    text
+}
+
+/// Splits a byte stream into lines.
+#[derive(Default)]
+struct Lines {
+    partial: Vec<u8>,
+}
+
+impl Lines {
+    fn push(&mut self, piece: &[u8]) -> Vec<Vec<u8>> {
+        self.partial.extend_from_slice(piece);
+        let mut lines = Vec::new();
+        while let Some(end) = self.partial.iter().position(|b| *b == b'\n') {
+            let rest = self.partial.split_off(end + 1);
+            let mut line = std::mem::replace(&mut self.partial, rest);
+            line.pop();
+            lines.push(line);
+        }
+        lines
+    }
+}
+
+/// When something last moved in either direction.
+struct Moved {
+    start: Instant,
+    last_ms: AtomicU64,
+}
+
+impl Moved {
+    fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            last_ms: AtomicU64::new(0),
+        }
+    }
+
+    fn mark(&self) {
+        let ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_ms.store(ms, Ordering::Relaxed);
+    }
+
+    fn since(&self) -> Duration {
+        let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
+        self.start.elapsed().saturating_sub(last)
+    }
+
+    /// The future's value, or none once nothing has moved for [`STALL_WAIT`].
+    async fn unless_stalled<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        tokio::pin!(future);
+        loop {
+            let left = STALL_WAIT.saturating_sub(self.since());
+            if left.is_zero() {
+                return None;
+            }
+            if let Ok(value) = tokio::time::timeout(left, &mut future).await {
+                return Some(value);
+            }
+        }
+    }
+}
+
+/// Hands what is written to the network in pieces.
+struct ChannelWriter {
+    out: tokio::sync::mpsc::Sender<Result<Bytes, io::Error>>,
+    moved: Arc<Moved>,
+    progress: Arc<dyn Progress>,
+}
+
+impl Write for ChannelWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let piece = Bytes::copy_from_slice(bytes);
+        self.out
+            .blocking_send(Ok(piece))
+            .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        self.moved.mark();
+        self.progress.sent(bytes.len() as u64);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes the whole stream; a file that changed or vanished since it was hashed is withdrawn.
+fn write_stream(
+    sink: ChannelWriter,
+    header: &Signed<Header>,
+    parcels: &[Parcel],
+) -> io::Result<()> {
+    let out = sink.out.clone();
+    let write = || {
+        let buffered = io::BufWriter::with_capacity(PIECE_BYTES, sink);
+        let mut entries: Vec<Entry> = parcels.iter().map(|p| p.entry.clone()).collect();
+        entries.sort_by(|a, b| a.path.cmp(&b.path));
+        let mut stream = stream::Writer::start(buffered, header, &entries)?;
+        for parcel in parcels {
+            match open_unchanged(parcel) {
+                Some(file) => stream.file(&parcel.entry, file).map(drop)?,
+                None => stream.withdrawn(&parcel.entry)?,
+            }
+        }
+        stream.finish()?.flush()
+    };
+    let written = write();
+    if let Err(e) = &written {
+        // The body must not look whole.
+        let _ = out.blocking_send(Err(io::Error::new(e.kind(), e.to_string())));
+    }
+    written
+}
+
+fn open_unchanged(parcel: &Parcel) -> Option<std::fs::File> {
+    let file = barque_bundle::platform::open_regular(&parcel.file).ok()?;
+    (StatRow::of(&file.metadata().ok()?) == parcel.stat).then_some(file)
+}

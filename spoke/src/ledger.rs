@@ -1,0 +1,201 @@
+//! The spoke's ledger: one row per hub and file, receipts, series and voids, in `ledger.db`.
+//!
+//! A cache of truth: the hub's receipts are what counts. It keeps D5 by its schema: `synced`
+//! without a stored receipt cannot exist.
+
+pub mod change;
+pub mod read;
+
+use std::path::{Path, PathBuf};
+
+use barque_bundle::{HubEpoch, HubId, SeriesId, Timestamp};
+use rusqlite::{Connection, OptionalExtension as _, params};
+
+use crate::error::Error;
+
+pub use change::Change;
+pub use read::{FileRow, PageKey, StatRow, Tally};
+
+const SCHEMA_VERSION: i64 = 1;
+
+/// The open database.
+pub struct Ledger {
+    path: PathBuf,
+    pub(crate) connection: Connection,
+}
+
+/// How a spoke stands with one hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubRow {
+    pub hub_id: HubId,
+    pub series: SeriesId,
+    pub seq_head: u64,
+    pub replaces: Option<SeriesId>,
+    pub hub_epoch: Option<HubEpoch>,
+    pub seen_position: u64,
+    pub as_of: Option<Timestamp>,
+    pub clock_offset_ms: i64,
+    pub last_success: Option<Timestamp>,
+}
+
+impl Ledger {
+    /// Opens or makes the ledger; a newer one is refused by name.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let wrap = |source| Error::Sqlite {
+            path: path.to_owned(),
+            source,
+        };
+        barque_bundle::platform::create_private(path).map_err(Error::io("cannot make", path))?;
+        let mut connection = Connection::open(path).map_err(wrap)?;
+        connection
+            .pragma_update(None, "journal_mode", "WAL")
+            .map_err(wrap)?;
+        connection
+            .pragma_update(None, "synchronous", "FULL")
+            .map_err(wrap)?;
+        connection
+            .pragma_update(None, "foreign_keys", true)
+            .map_err(wrap)?;
+        connection
+            .pragma_update(None, "journal_size_limit", 16 << 20)
+            .map_err(wrap)?;
+        connection
+            .busy_timeout(std::time::Duration::from_secs(30))
+            .map_err(wrap)?;
+        let found: i64 = connection
+            .query_row("PRAGMA user_version", [], |r| r.get(0))
+            .map_err(wrap)?;
+        if found > SCHEMA_VERSION {
+            return Err(Error::Newer {
+                path: path.to_owned(),
+                found,
+                known: SCHEMA_VERSION,
+            });
+        }
+        if found == 0 {
+            let tx = connection.transaction().map_err(wrap)?;
+            tx.execute_batch(include_str!("ledger/schema.sql"))
+                .map_err(wrap)?;
+            tx.pragma_update(None, "user_version", SCHEMA_VERSION)
+                .map_err(wrap)?;
+            tx.commit().map_err(wrap)?;
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            connection,
+        })
+    }
+
+    pub(crate) fn wrap(&self) -> impl FnOnce(rusqlite::Error) -> Error {
+        let path = self.path.clone();
+        move |source| Error::Sqlite { path, source }
+    }
+
+    /// Adds a hub with a new series, unless it is known.
+    pub fn add_hub(&self, hub_id: HubId, series: SeriesId, offset_ms: i64) -> Result<(), Error> {
+        self.connection
+            .execute(
+                "INSERT INTO hubs (hub_id, series, clock_offset_ms) VALUES (?1, ?2, ?3)
+                 ON CONFLICT (hub_id) DO UPDATE SET clock_offset_ms = excluded.clock_offset_ms",
+                params![hub_id.to_string(), series.to_string(), offset_ms],
+            )
+            .map(drop)
+            .map_err(self.wrap())
+    }
+
+    /// Adds a hub with a new series if the ledger does not know it (a ledger made anew).
+    pub fn add_hub_if_missing(&self, hub_id: HubId, series: SeriesId) -> Result<(), Error> {
+        self.connection
+            .execute(
+                "INSERT OR IGNORE INTO hubs (hub_id, series) VALUES (?1, ?2)",
+                [hub_id.to_string(), series.to_string()],
+            )
+            .map(drop)
+            .map_err(self.wrap())
+    }
+
+    pub fn hub(&self, hub_id: HubId) -> Result<Option<HubRow>, Error> {
+        self.connection
+            .query_row(
+                "SELECT * FROM hubs WHERE hub_id = ?1",
+                [hub_id.to_string()],
+                |r| {
+                    let parse_series = |text: String| {
+                        text.parse::<SeriesId>()
+                            .map_err(|_| rusqlite::Error::InvalidQuery)
+                    };
+                    let epoch: Option<String> = r.get("hub_epoch")?;
+                    let replaces: Option<String> = r.get("replaces")?;
+                    Ok(HubRow {
+                        hub_id,
+                        series: parse_series(r.get("series")?)?,
+                        seq_head: unsigned(r.get("seq_head")?),
+                        replaces: replaces.map(parse_series).transpose()?,
+                        hub_epoch: epoch
+                            .map(|e| e.parse().map_err(|_| rusqlite::Error::InvalidQuery))
+                            .transpose()?,
+                        seen_position: unsigned(r.get("seen_position")?),
+                        as_of: r
+                            .get::<_, Option<i64>>("as_of")?
+                            .map(Timestamp::from_unix_ms),
+                        clock_offset_ms: r.get("clock_offset_ms")?,
+                        last_success: r
+                            .get::<_, Option<i64>>("last_success")?
+                            .map(Timestamp::from_unix_ms),
+                    })
+                },
+            )
+            .optional()
+            .map_err(self.wrap())
+    }
+
+    pub fn set_clock_offset(&self, hub_id: HubId, offset_ms: i64) -> Result<(), Error> {
+        self.set(hub_id, "clock_offset_ms", offset_ms)
+    }
+
+    pub fn set_as_of(&self, hub_id: HubId, as_of: Timestamp) -> Result<(), Error> {
+        self.set(hub_id, "as_of", as_of.unix_ms())
+    }
+
+    pub fn set_last_success(&self, hub_id: HubId, at: Timestamp) -> Result<(), Error> {
+        self.set(hub_id, "last_success", at.unix_ms())
+    }
+
+    fn set(&self, hub_id: HubId, column: &'static str, value: i64) -> Result<(), Error> {
+        let sql = format!("UPDATE hubs SET {column} = ?2 WHERE hub_id = ?1");
+        self.connection
+            .execute(&sql, params![hub_id.to_string(), value])
+            .map(drop)
+            .map_err(self.wrap())
+    }
+
+    /// Runs `f` in one transaction; durable when this returns.
+    pub(crate) fn transaction<T>(
+        &mut self,
+        f: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, Error> {
+        let path = self.path.clone();
+        let wrap = |source| Error::Sqlite {
+            path: path.clone(),
+            source,
+        };
+        let tx = self
+            .connection
+            .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)
+            .map_err(wrap)?;
+        let answer = f(&tx).map_err(wrap)?;
+        tx.commit().map_err(wrap)?;
+        Ok(answer)
+    }
+}
+
+pub(crate) fn unsigned(n: i64) -> u64 {
+    u64::try_from(n).unwrap_or(0)
+}
+
+pub(crate) fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

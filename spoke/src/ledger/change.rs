@@ -1,0 +1,440 @@
+//! Writes to the ledger: each in one transaction, durable before anyone hears of it.
+
+use barque_bundle::{
+    BundleId, FilePath, HubEpoch, HubId, Outcome, OutcomeLine, Receipt, SeriesId, Sha256Digest,
+    Timestamp,
+};
+use rusqlite::{Connection, OptionalExtension as _, params};
+
+use super::{Ledger, StatRow, signed, unsigned};
+use crate::error::Error;
+use crate::plan::{State, after_outcome};
+
+/// What a look at one file changes.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// Pending under the series' next number.
+    Number {
+        path: FilePath,
+        stat: StatRow,
+        sha256: Sha256Digest,
+    },
+    /// Only the stat.
+    Refresh { path: FilePath, stat: StatRow },
+    /// Another state, and why; a number that was open becomes void.
+    Leave {
+        path: FilePath,
+        stat: StatRow,
+        state: State,
+        code: String,
+        detail: String,
+    },
+}
+
+/// What a receipt changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    pub lines: Vec<OutcomeLine>,
+}
+
+/// The partition key of a file whose path names no time: after all that do.
+const NO_PARTITION_MS: i64 = i64::MIN;
+
+impl Ledger {
+    /// What a crash left in flight is pending again; how many rows that was.
+    pub fn recover(&mut self, now: Timestamp) -> Result<usize, Error> {
+        self.transaction(|c| {
+            c.execute(
+                "UPDATE files SET state = 'pending', bundle_id = NULL, since = ?1
+                 WHERE state = 'in_flight'",
+                [now.unix_ms()],
+            )
+        })
+    }
+
+    /// Writes the findings of a scan; numbers are given out in their order.
+    pub fn record(
+        &mut self,
+        hub_id: HubId,
+        changes: &[Change],
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        self.transaction(|c| {
+            changes
+                .iter()
+                .try_for_each(|change| record_one(c, &hub_id.to_string(), change, now))
+        })
+    }
+
+    /// Marks files as on their way in a bundle.
+    pub fn depart(
+        &mut self,
+        hub_id: HubId,
+        bundle_id: BundleId,
+        paths: &[&FilePath],
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        self.transaction(|c| {
+            let mut update = c.prepare_cached(
+                "UPDATE files SET state = 'in_flight', bundle_id = ?3, since = ?4
+                 WHERE hub_id = ?1 AND path = ?2 AND state = 'pending'",
+            )?;
+            for path in paths {
+                update.execute(params![
+                    hub_id.to_string(),
+                    path.as_str(),
+                    bundle_id.to_string(),
+                    now.unix_ms()
+                ])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Stores a verified receipt and applies the lines whose path and digest equal their rows.
+    pub fn apply_receipt(
+        &mut self,
+        hub_id: HubId,
+        receipt: &Receipt,
+        now: Timestamp,
+    ) -> Result<Applied, Error> {
+        let hub = hub_id.to_string();
+        self.transaction(|c| {
+            let mut applied = Applied::default();
+            if receipt.lines.is_empty() {
+                return Ok(applied);
+            }
+            let answers = serde_json::to_string(&receipt.head.answers).unwrap_or_default();
+            c.execute(
+                "INSERT INTO receipts (hub_id, answers, received_at, ack, sig, outcomes)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                params![
+                    hub,
+                    answers,
+                    receipt.head.received_at.unix_ms(),
+                    receipt.ack,
+                    receipt.sig,
+                    receipt.outcomes
+                ],
+            )?;
+            let receipt_id = c.last_insert_rowid();
+            for line in &receipt.lines {
+                if apply_line(c, &hub, line, receipt_id, now)? {
+                    applied.lines.push(line.clone());
+                }
+            }
+            Ok(applied)
+        })
+    }
+
+    /// Files that come back from a bundle without an outcome are pending again.
+    pub fn give_back(
+        &mut self,
+        hub_id: HubId,
+        bundle_id: BundleId,
+        now: Timestamp,
+    ) -> Result<usize, Error> {
+        self.transaction(|c| {
+            c.execute(
+                "UPDATE files SET state = 'pending', bundle_id = NULL, since = ?3
+                 WHERE hub_id = ?1 AND bundle_id = ?2 AND state = 'in_flight'",
+                params![hub_id.to_string(), bundle_id.to_string(), now.unix_ms()],
+            )
+        })
+    }
+
+    /// Counts a content fault; the file fails for a person after `max`. True when it did.
+    pub fn count_fault(
+        &mut self,
+        hub_id: HubId,
+        path: &FilePath,
+        (code, detail): (&str, &str),
+        max: u32,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
+        self.transaction(|c| {
+            let attempts: u32 = c
+                .query_row(
+                    "UPDATE files SET attempts = attempts + 1, code = ?3, detail = ?4
+                     WHERE hub_id = ?1 AND path = ?2 AND state = 'pending' RETURNING attempts",
+                    params![hub_id.to_string(), path.as_str(), code, detail],
+                    |r| r.get(0),
+                )
+                .optional()?
+                .unwrap_or(0);
+            if attempts < max {
+                return Ok(false);
+            }
+            c.execute(
+                "UPDATE files SET state = 'failed', since = ?3 WHERE hub_id = ?1 AND path = ?2",
+                params![hub_id.to_string(), path.as_str(), now.unix_ms()],
+            )?;
+            Ok(true)
+        })
+    }
+
+    /// The hub refused a path by a rule, outside a receipt: for a person.
+    pub fn refuse(
+        &mut self,
+        hub_id: HubId,
+        path: &FilePath,
+        code: &str,
+        detail: &str,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        self.transaction(|c| {
+            c.execute(
+                "UPDATE files SET state = 'failed', code = ?3, detail = ?4, since = ?5
+                 WHERE hub_id = ?1 AND path = ?2 AND state = 'pending'",
+                params![
+                    hub_id.to_string(),
+                    path.as_str(),
+                    code,
+                    detail,
+                    now.unix_ms()
+                ],
+            )
+            .map(drop)
+        })
+    }
+
+    /// The hub asks for a file again: a synced row of that content is offered again.
+    pub fn want(
+        &mut self,
+        hub_id: HubId,
+        path: &FilePath,
+        sha256: Sha256Digest,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
+        self.transaction(|c| {
+            let n = c.execute(
+                "UPDATE files SET state = 'pending', receipt_id = NULL, bundle_id = NULL,
+                        attempts = 0, since = ?4
+                 WHERE hub_id = ?1 AND path = ?2 AND sha256 = ?3 AND state = 'synced'",
+                params![
+                    hub_id.to_string(),
+                    path.as_str(),
+                    sha256.as_bytes(),
+                    now.unix_ms()
+                ],
+            )?;
+            Ok(n > 0)
+        })
+    }
+
+    /// Takes over the hub's epoch and position. True when the hub is another than it was (a new
+    /// epoch, or a position below one seen): then every synced row is offered again.
+    pub fn meet_hub(
+        &mut self,
+        hub_id: HubId,
+        epoch: HubEpoch,
+        position: u64,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
+        let hub = hub_id.to_string();
+        self.transaction(|c| {
+            let (known, seen): (Option<String>, i64) = c.query_row(
+                "SELECT hub_epoch, seen_position FROM hubs WHERE hub_id = ?1",
+                [&hub],
+                |r| Ok((r.get(0)?, r.get(1)?)),
+            )?;
+            let is_other = known.as_ref().is_some_and(|k| *k != epoch.to_string())
+                || position < unsigned(seen);
+            c.execute(
+                "UPDATE hubs SET hub_epoch = ?2, seen_position = ?3 WHERE hub_id = ?1",
+                params![hub, epoch.to_string(), signed(position)],
+            )?;
+            if is_other {
+                c.execute(
+                    "UPDATE files SET state = 'pending', receipt_id = NULL, bundle_id = NULL,
+                            attempts = 0, since = ?2
+                     WHERE hub_id = ?1 AND state = 'synced'",
+                    params![hub, now.unix_ms()],
+                )?;
+            }
+            Ok(is_other)
+        })
+    }
+
+    /// Opens a series that replaces the present one; what is pending gets new numbers.
+    pub fn open_series(&mut self, hub_id: HubId, series: SeriesId) -> Result<(), Error> {
+        let hub = hub_id.to_string();
+        self.transaction(|c| {
+            c.execute(
+                "UPDATE hubs SET replaces = series, series = ?2, seq_head = 0 WHERE hub_id = ?1",
+                params![hub, series.to_string()],
+            )?;
+            let paths: Vec<String> = c
+                .prepare(
+                    "SELECT path FROM files WHERE hub_id = ?1 AND state IN ('pending', 'in_flight')
+                     ORDER BY seq",
+                )?
+                .query_map([&hub], |r| r.get(0))?
+                .collect::<Result<_, _>>()?;
+            for path in paths {
+                let seq = next_seq(c, &hub)?;
+                c.execute(
+                    "UPDATE files SET seq = ?3 WHERE hub_id = ?1 AND path = ?2",
+                    params![hub, path, signed(seq)],
+                )?;
+            }
+            Ok(())
+        })
+    }
+
+    /// A person sets files aside that wait for one; how many rows that was. Undone by a requeue.
+    pub fn dismiss(
+        &mut self,
+        hub_id: HubId,
+        path: &FilePath,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
+        self.transaction(|c| {
+            let n = c.execute(
+                "UPDATE files SET state = 'dismissed', since = ?3
+                 WHERE hub_id = ?1 AND path = ?2 AND state IN ('conflict', 'failed', 'modified')",
+                params![hub_id.to_string(), path.as_str(), now.unix_ms()],
+            )?;
+            Ok(n > 0)
+        })
+    }
+}
+
+/// Gives out the next number of the hub's series.
+fn next_seq(c: &Connection, hub: &str) -> rusqlite::Result<u64> {
+    c.prepare_cached(
+        "UPDATE hubs SET seq_head = seq_head + 1 WHERE hub_id = ?1 RETURNING seq_head",
+    )?
+    .query_row([hub], |r| r.get(0).map(unsigned))
+}
+
+/// Voids the number that a file has, if it was never answered.
+fn void_open_number(c: &Connection, hub: &str, path: &str, reason: &str) -> rusqlite::Result<()> {
+    c.prepare_cached(
+        "INSERT OR IGNORE INTO voids (hub_id, series, seq, reason)
+         SELECT f.hub_id, h.series, f.seq, ?3 FROM files f JOIN hubs h ON h.hub_id = f.hub_id
+         WHERE f.hub_id = ?1 AND f.path = ?2 AND f.seq IS NOT NULL
+           AND f.state IN ('pending', 'in_flight')",
+    )?
+    .execute([hub, path, reason])
+    .map(drop)
+}
+
+fn record_one(c: &Connection, hub: &str, change: &Change, now: Timestamp) -> rusqlite::Result<()> {
+    match change {
+        Change::Number { path, stat, sha256 } => {
+            void_open_number(c, hub, path.as_str(), "content changed before it was sent")?;
+            let seq = next_seq(c, hub)?;
+            let partition = path
+                .partition()
+                .map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
+            c.prepare_cached(
+                "INSERT OR REPLACE INTO files (hub_id, path, state, sha256, size_bytes, mtime_ns,
+                                               ctime_ns, inode, seq, partition_ms, since)
+                 VALUES (?1, ?2, 'pending', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+            )?
+            .execute(params![
+                hub,
+                path.as_str(),
+                sha256.as_bytes(),
+                signed(stat.size_bytes),
+                stat.mtime_ns,
+                stat.ctime_ns,
+                stat.inode.cast_signed(),
+                signed(seq),
+                partition,
+                now.unix_ms()
+            ])?;
+        }
+        Change::Refresh { path, stat } => {
+            c.prepare_cached(
+                "UPDATE files SET size_bytes = ?3, mtime_ns = ?4, ctime_ns = ?5, inode = ?6
+                 WHERE hub_id = ?1 AND path = ?2",
+            )?
+            .execute(params![
+                hub,
+                path.as_str(),
+                signed(stat.size_bytes),
+                stat.mtime_ns,
+                stat.ctime_ns,
+                stat.inode.cast_signed()
+            ])?;
+        }
+        Change::Leave {
+            path,
+            stat,
+            state,
+            code,
+            detail,
+        } => {
+            void_open_number(c, hub, path.as_str(), code)?;
+            let partition = path
+                .partition()
+                .map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
+            c.prepare_cached(
+                "INSERT INTO files (hub_id, path, state, size_bytes, mtime_ns, ctime_ns, inode,
+                                    partition_ms, code, detail, since)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+                 ON CONFLICT (hub_id, path) DO UPDATE SET
+                     state = excluded.state, size_bytes = excluded.size_bytes,
+                     mtime_ns = excluded.mtime_ns, ctime_ns = excluded.ctime_ns,
+                     inode = excluded.inode, code = excluded.code, detail = excluded.detail,
+                     since = excluded.since",
+            )?
+            .execute(params![
+                hub,
+                path.as_str(),
+                state.as_str(),
+                signed(stat.size_bytes),
+                stat.mtime_ns,
+                stat.ctime_ns,
+                stat.inode.cast_signed(),
+                partition,
+                code,
+                detail,
+                now.unix_ms()
+            ])?;
+        }
+    }
+    Ok(())
+}
+
+/// True when the line's path and digest equal a row that waits for an answer.
+fn apply_line(
+    c: &Connection,
+    hub: &str,
+    line: &OutcomeLine,
+    receipt_id: i64,
+    now: Timestamp,
+) -> rusqlite::Result<bool> {
+    let Some(state) = after_outcome(line.outcome) else {
+        // The number stays open; the row is looked at again by the caller.
+        let n = c
+            .prepare_cached(
+                "UPDATE files SET state = 'pending', bundle_id = NULL
+                 WHERE hub_id = ?1 AND path = ?2 AND sha256 = ?3 AND state = 'in_flight'",
+            )?
+            .execute(params![hub, line.path.as_str(), line.sha256.as_bytes()])?;
+        return Ok(n > 0 || line.outcome == Outcome::Withdrawn);
+    };
+    let kept_receipt = (state == State::Synced).then_some(receipt_id);
+    let n = c
+        .prepare_cached(
+            "UPDATE files SET state = ?4, receipt_id = ?5, their_sha256 = ?6, code = ?7,
+                    detail = ?8, since = ?9, attempts = 0
+             WHERE hub_id = ?1 AND path = ?2 AND sha256 = ?3
+               AND state IN ('pending', 'in_flight', 'exported')",
+        )?
+        .execute(params![
+            hub,
+            line.path.as_str(),
+            line.sha256.as_bytes(),
+            state.as_str(),
+            kept_receipt,
+            line.their_sha256.map(|d| d.as_bytes().to_vec()),
+            line.code,
+            line.detail,
+            now.unix_ms()
+        ])?;
+    Ok(n > 0)
+}

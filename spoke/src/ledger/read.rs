@@ -1,0 +1,339 @@
+//! Reads of the ledger.
+
+use std::collections::BTreeMap;
+
+use barque_bundle::{Entry, FilePath, HubId, Ranges, SeriesId, Sha256Digest, Timestamp};
+use rusqlite::{OptionalExtension as _, Row, params};
+
+use super::{Ledger, signed, unsigned};
+use crate::error::Error;
+use crate::plan::{Known, State};
+
+/// The stat of a file as it was when its row was written; a difference means: look again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatRow {
+    pub size_bytes: u64,
+    pub mtime_ns: i64,
+    pub ctime_ns: i64,
+    pub inode: u64,
+}
+
+impl StatRow {
+    pub fn of(m: &std::fs::Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt as _;
+        let ns = |s: i64, n: i64| s.saturating_mul(1_000_000_000).saturating_add(n);
+        Self {
+            size_bytes: m.len(),
+            mtime_ns: ns(m.mtime(), m.mtime_nsec()),
+            ctime_ns: ns(m.ctime(), m.ctime_nsec()),
+            inode: m.ino(),
+        }
+    }
+
+    pub fn modified_at(&self) -> Timestamp {
+        Timestamp::from_unix_ms(self.mtime_ns.div_euclid(1_000_000))
+    }
+}
+
+/// One file of one hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileRow {
+    pub path: FilePath,
+    pub state: State,
+    pub sha256: Option<Sha256Digest>,
+    pub stat: StatRow,
+    pub seq: Option<u64>,
+    pub partition_ms: i64,
+    pub attempts: u32,
+    pub their_sha256: Option<Sha256Digest>,
+    pub code: Option<String>,
+    pub detail: Option<String>,
+    pub since: Timestamp,
+}
+
+impl FileRow {
+    pub fn known(&self) -> Known {
+        Known {
+            state: self.state,
+            sha256: self.sha256,
+        }
+    }
+
+    /// The entry to offer; none for a row that was never numbered.
+    pub fn entry(&self) -> Option<Entry> {
+        Some(Entry {
+            path: self.path.clone(),
+            sha256: self.sha256?,
+            size_bytes: self.stat.size_bytes,
+            seq: self.seq?,
+            modified_at: self.stat.modified_at(),
+        })
+    }
+
+    pub fn page_key(&self) -> PageKey {
+        PageKey {
+            attempts: self.attempts,
+            partition_ms: self.partition_ms,
+            path: self.path.to_string(),
+        }
+    }
+}
+
+/// Where a page of pending files ended: fewest attempts first, then newest partition, then name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageKey {
+    pub attempts: u32,
+    pub partition_ms: i64,
+    pub path: String,
+}
+
+impl PageKey {
+    pub fn first() -> Self {
+        Self {
+            attempts: 0,
+            partition_ms: i64::MAX,
+            path: String::new(),
+        }
+    }
+}
+
+/// How many files and bytes are in each state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub files: BTreeMap<State, u64>,
+    pub pending_bytes: u64,
+    pub oldest_pending: Option<Timestamp>,
+}
+
+impl Tally {
+    pub fn of(&self, state: State) -> u64 {
+        self.files.get(&state).copied().unwrap_or(0)
+    }
+}
+
+fn row(r: &Row<'_>) -> rusqlite::Result<FileRow> {
+    let digest = |column: &str| -> rusqlite::Result<Option<Sha256Digest>> {
+        let bytes: Option<Vec<u8>> = r.get(column)?;
+        bytes
+            .map(|b| {
+                Sha256Digest::try_from(b.as_slice()).map_err(|_| rusqlite::Error::InvalidQuery)
+            })
+            .transpose()
+    };
+    let path: String = r.get("path")?;
+    let state: String = r.get("state")?;
+    Ok(FileRow {
+        path: path.parse().map_err(|_| rusqlite::Error::InvalidQuery)?,
+        state: State::parse(&state).ok_or(rusqlite::Error::InvalidQuery)?,
+        sha256: digest("sha256")?,
+        stat: StatRow {
+            size_bytes: unsigned(r.get("size_bytes")?),
+            mtime_ns: r.get("mtime_ns")?,
+            ctime_ns: r.get("ctime_ns")?,
+            inode: r.get::<_, i64>("inode")?.cast_unsigned(),
+        },
+        seq: r.get::<_, Option<i64>>("seq")?.map(unsigned),
+        partition_ms: r.get("partition_ms")?,
+        attempts: r.get("attempts")?,
+        their_sha256: digest("their_sha256")?,
+        code: r.get("code")?,
+        detail: r.get("detail")?,
+        since: Timestamp::from_unix_ms(r.get("since")?),
+    })
+}
+
+impl Ledger {
+    pub fn file(&self, hub_id: HubId, path: &FilePath) -> Result<Option<FileRow>, Error> {
+        self.connection
+            .prepare_cached("SELECT * FROM files WHERE hub_id = ?1 AND path = ?2")
+            .and_then(|mut s| {
+                s.query_row([&hub_id.to_string(), path.as_str()], row)
+                    .optional()
+            })
+            .map_err(self.wrap())
+    }
+
+    /// Pending files behind a key, in the order of sending.
+    pub fn pending_page(
+        &self,
+        hub_id: HubId,
+        after: &PageKey,
+        limit: usize,
+    ) -> Result<Vec<FileRow>, Error> {
+        let mut statement = self
+            .connection
+            .prepare_cached(
+                "SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending'
+                   AND (attempts > ?2 OR (attempts = ?2 AND
+                        (partition_ms < ?3 OR (partition_ms = ?3 AND path > ?4))))
+                 ORDER BY attempts, partition_ms DESC, path LIMIT ?5",
+            )
+            .map_err(self.wrap())?;
+        let rows = statement
+            .query_map(
+                params![
+                    hub_id.to_string(),
+                    after.attempts,
+                    after.partition_ms,
+                    after.path,
+                    signed(limit as u64)
+                ],
+                row,
+            )
+            .map_err(self.wrap())?;
+        rows.collect::<Result<_, _>>().map_err(self.wrap())
+    }
+
+    /// Files in a state by name behind `after`, at most `limit`.
+    pub fn files_in(
+        &self,
+        hub_id: HubId,
+        state: State,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<FileRow>, Error> {
+        let mut statement = self
+            .connection
+            .prepare_cached(
+                "SELECT * FROM files WHERE hub_id = ?1 AND state = ?2 AND path > ?3
+                 ORDER BY path LIMIT ?4",
+            )
+            .map_err(self.wrap())?;
+        let rows = statement
+            .query_map(
+                params![
+                    hub_id.to_string(),
+                    state.as_str(),
+                    after,
+                    signed(limit as u64)
+                ],
+                row,
+            )
+            .map_err(self.wrap())?;
+        rows.collect::<Result<_, _>>().map_err(self.wrap())
+    }
+
+    pub fn tally(&self, hub_id: HubId) -> Result<Tally, Error> {
+        let mut statement = self
+            .connection
+            .prepare_cached(
+                "SELECT state, count(*), coalesce(sum(size_bytes), 0), min(since) FROM files
+                 WHERE hub_id = ?1 GROUP BY state",
+            )
+            .map_err(self.wrap())?;
+        let rows = statement
+            .query_map([hub_id.to_string()], |r| {
+                let state: String = r.get(0)?;
+                let state = State::parse(&state).ok_or(rusqlite::Error::InvalidQuery)?;
+                Ok((
+                    state,
+                    unsigned(r.get(1)?),
+                    unsigned(r.get(2)?),
+                    r.get::<_, i64>(3)?,
+                ))
+            })
+            .map_err(self.wrap())?;
+        let mut tally = Tally::default();
+        for item in rows {
+            let (state, files, bytes, since) = item.map_err(self.wrap())?;
+            tally.files.insert(state, files);
+            if matches!(state, State::Pending | State::InFlight) {
+                tally.pending_bytes += bytes;
+                let since = Timestamp::from_unix_ms(since);
+                tally.oldest_pending = Some(
+                    tally
+                        .oldest_pending
+                        .map_or(since, |oldest| oldest.min(since)),
+                );
+            }
+        }
+        Ok(tally)
+    }
+
+    /// The void numbers of a series.
+    pub fn voids(&self, hub_id: HubId, series: SeriesId) -> Result<Ranges, Error> {
+        let mut statement = self
+            .connection
+            .prepare_cached("SELECT seq FROM voids WHERE hub_id = ?1 AND series = ?2")
+            .map_err(self.wrap())?;
+        let rows = statement
+            .query_map([hub_id.to_string(), series.to_string()], |r| {
+                r.get(0).map(unsigned)
+            })
+            .map_err(self.wrap())?;
+        let numbers: Vec<u64> = rows.collect::<Result<_, _>>().map_err(self.wrap())?;
+        Ok(Ranges::from_numbers(numbers))
+    }
+
+    pub fn receipt_count(&self, hub_id: HubId) -> Result<u64, Error> {
+        self.connection
+            .query_row(
+                "SELECT count(*) FROM receipts WHERE hub_id = ?1",
+                [hub_id.to_string()],
+                |r| r.get(0).map(unsigned),
+            )
+            .map_err(self.wrap())
+    }
+}
+
+/// Files that were too young to look at, kept out of memory while a scan waits for them.
+impl Ledger {
+    pub(crate) fn clear_young(&self) -> Result<(), Error> {
+        self.connection
+            .execute_batch(
+                "CREATE TEMP TABLE IF NOT EXISTS young (path TEXT PRIMARY KEY, size_bytes INTEGER,
+                     mtime_ns INTEGER, ctime_ns INTEGER, inode INTEGER) STRICT, WITHOUT ROWID;
+                 DELETE FROM young;",
+            )
+            .map_err(self.wrap())
+    }
+
+    pub(crate) fn add_young(&self, path: &FilePath, stat: &StatRow) -> Result<(), Error> {
+        self.connection
+            .prepare_cached("INSERT OR REPLACE INTO young VALUES (?1, ?2, ?3, ?4, ?5)")
+            .and_then(|mut s| {
+                s.execute(params![
+                    path.as_str(),
+                    signed(stat.size_bytes),
+                    stat.mtime_ns,
+                    stat.ctime_ns,
+                    stat.inode.cast_signed()
+                ])
+            })
+            .map(drop)
+            .map_err(self.wrap())
+    }
+
+    pub(crate) fn young_count(&self) -> Result<u64, Error> {
+        self.connection
+            .query_row("SELECT count(*) FROM young", [], |r| r.get(0).map(unsigned))
+            .map_err(self.wrap())
+    }
+
+    pub(crate) fn young_page(
+        &self,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(FilePath, StatRow)>, Error> {
+        let mut statement = self
+            .connection
+            .prepare_cached("SELECT * FROM young WHERE path > ?1 ORDER BY path LIMIT ?2")
+            .map_err(self.wrap())?;
+        let rows = statement
+            .query_map(params![after, signed(limit as u64)], |r| {
+                let path: String = r.get("path")?;
+                let stat = StatRow {
+                    size_bytes: unsigned(r.get("size_bytes")?),
+                    mtime_ns: r.get("mtime_ns")?,
+                    ctime_ns: r.get("ctime_ns")?,
+                    inode: r.get::<_, i64>("inode")?.cast_unsigned(),
+                };
+                Ok((
+                    path.parse().map_err(|_| rusqlite::Error::InvalidQuery)?,
+                    stat,
+                ))
+            })
+            .map_err(self.wrap())?;
+        rows.collect::<Result<_, _>>().map_err(self.wrap())
+    }
+}

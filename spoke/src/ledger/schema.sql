@@ -1,0 +1,62 @@
+-- ledger.db: what a spoke knows of its files, per hub. WAL, synchronous FULL.
+-- Times are milliseconds since 1970 UTC unless the name says ns; digests are 32 bytes.
+
+CREATE TABLE hubs (
+    hub_id          TEXT PRIMARY KEY,
+    series          TEXT NOT NULL,
+    seq_head        INTEGER NOT NULL DEFAULT 0,
+    replaces        TEXT,
+    hub_epoch       TEXT,
+    seen_position   INTEGER NOT NULL DEFAULT 0,
+    as_of           INTEGER,              -- end of the last complete scan
+    clock_offset_ms INTEGER NOT NULL DEFAULT 0,
+    last_success    INTEGER
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE receipts (
+    receipt_id  INTEGER PRIMARY KEY,
+    hub_id      TEXT NOT NULL,
+    answers     TEXT NOT NULL,
+    received_at INTEGER NOT NULL,
+    ack         BLOB NOT NULL,
+    sig         BLOB NOT NULL,
+    outcomes    BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE files (
+    hub_id       TEXT NOT NULL,
+    path         TEXT NOT NULL,
+    state        TEXT NOT NULL CHECK (state IN
+                 ('pending', 'in_flight', 'exported', 'synced', 'conflict', 'failed', 'skipped',
+                  'removed', 'modified', 'dismissed')),
+    sha256       BLOB,
+    size_bytes   INTEGER NOT NULL,
+    mtime_ns     INTEGER NOT NULL,
+    ctime_ns     INTEGER NOT NULL,
+    inode        INTEGER NOT NULL,
+    seq          INTEGER,
+    partition_ms INTEGER NOT NULL,        -- start of the partition; very low when unknown
+    attempts     INTEGER NOT NULL DEFAULT 0,
+    bundle_id    TEXT,
+    receipt_id   INTEGER REFERENCES receipts (receipt_id),
+    their_sha256 BLOB,
+    code         TEXT,
+    detail       TEXT,
+    since        INTEGER NOT NULL,        -- when the row came into this state
+    PRIMARY KEY (hub_id, path),
+    -- Exported is not synced; only a stored receipt makes a file synced.
+    CHECK (state <> 'synced' OR receipt_id IS NOT NULL),
+    CHECK (state NOT IN ('pending', 'in_flight') OR (sha256 IS NOT NULL AND seq IS NOT NULL))
+) STRICT, WITHOUT ROWID;
+CREATE INDEX files_pending ON files (hub_id, attempts, partition_ms DESC, path)
+    WHERE state = 'pending';
+CREATE INDEX files_open ON files (hub_id, state) WHERE state <> 'synced';
+
+-- Numbers of a series that will never come, and why.
+CREATE TABLE voids (
+    hub_id TEXT NOT NULL,
+    series TEXT NOT NULL,
+    seq    INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    PRIMARY KEY (hub_id, series, seq)
+) STRICT, WITHOUT ROWID;

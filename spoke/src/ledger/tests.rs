@@ -1,0 +1,206 @@
+use barque_bundle::receipt::{Answers, Draft};
+use barque_bundle::{BundleId, Outcome, OutcomeLine, Receipt, SecretKey, Sha256Digest};
+
+use super::*;
+use crate::plan::State;
+
+const NOW: Timestamp = Timestamp::from_unix_ms(1_700_000_000_000);
+
+fn hub() -> HubId {
+    HubId::new(NOW, [1; 10])
+}
+
+fn ledger(dir: &Path) -> Ledger {
+    let ledger = Ledger::open(&dir.join("ledger.db")).unwrap();
+    ledger
+        .add_hub(hub(), SeriesId::new(NOW, [2; 10]), 0)
+        .unwrap();
+    ledger
+}
+
+fn number(path: &str, content: &str) -> Change {
+    Change::Number {
+        path: path.parse().unwrap(),
+        stat: StatRow {
+            size_bytes: 1,
+            mtime_ns: 2,
+            ctime_ns: 3,
+            inode: u64::MAX,
+        },
+        sha256: Sha256Digest::of(content.as_bytes()),
+    }
+}
+
+fn receipt(lines: &[(&str, &str, Outcome)]) -> Receipt {
+    let root = SecretKey::from_seed([1; 32]);
+    let node = SecretKey::from_seed([2; 32]);
+    let certificate =
+        barque_bundle::key::NodeCertificate::issue(&root, hub(), "1".into(), node.public(), NOW);
+    let draft = Draft {
+        answers: Answers::Bundle(BundleId::new(NOW, [3; 10])),
+        spoke_id: "s".parse().unwrap(),
+        hub_id: hub(),
+        hub_epoch: HubEpoch::new(NOW, [4; 10]),
+        position: 1,
+        received_at: NOW,
+        wanted: vec![],
+    };
+    let lines = lines
+        .iter()
+        .map(|(p, c, o)| {
+            OutcomeLine::new(p.parse().unwrap(), Sha256Digest::of(c.as_bytes()), *o, 1)
+        })
+        .collect();
+    Receipt::sign(draft, lines, certificate, &node)
+}
+
+#[test]
+fn a_row_becomes_synced_only_by_a_line_with_its_digest() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut l = ledger(dir.path());
+    l.record(
+        hub(),
+        &[number("a.parquet", "a"), number("b.parquet", "b")],
+        NOW,
+    )
+    .unwrap();
+    let r = receipt(&[
+        ("a.parquet", "a", Outcome::Registered),
+        ("b.parquet", "x", Outcome::Registered),
+    ]);
+    let applied = l.apply_receipt(hub(), &r, NOW).unwrap();
+    assert_eq!(applied.lines.len(), 1);
+    let state = |l: &Ledger, p: &str| l.file(hub(), &p.parse().unwrap()).unwrap().unwrap().state;
+    assert_eq!(state(&l, "a.parquet"), State::Synced);
+    assert_eq!(state(&l, "b.parquet"), State::Pending);
+    assert_eq!(l.receipt_count(hub()).unwrap(), 1);
+}
+
+#[test]
+fn synced_without_a_stored_receipt_cannot_exist() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut l = ledger(dir.path());
+    l.record(hub(), &[number("a.parquet", "a")], NOW).unwrap();
+    for sql in [
+        "UPDATE files SET state = 'synced'",
+        "UPDATE files SET state = 'synced', receipt_id = 99",
+    ] {
+        assert!(l.connection.execute(sql, []).is_err(), "{sql}");
+    }
+}
+
+#[test]
+fn numbers_grow_and_a_changed_file_voids_its_old_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut l = ledger(dir.path());
+    l.record(
+        hub(),
+        &[number("a.parquet", "a"), number("a.parquet", "b")],
+        NOW,
+    )
+    .unwrap();
+    let h = l.hub(hub()).unwrap().unwrap();
+    assert_eq!(h.seq_head, 2);
+    assert_eq!(l.voids(hub(), h.series).unwrap().as_slice(), [(1, 1)]);
+    assert_eq!(
+        l.file(hub(), &"a.parquet".parse().unwrap())
+            .unwrap()
+            .unwrap()
+            .seq,
+        Some(2)
+    );
+}
+
+#[test]
+fn the_newest_partition_comes_first_and_troubled_files_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut l = ledger(dir.path());
+    let paths = [
+        "d/m/2024/01/01/00/a.parquet",
+        "d/m/2024/01/02/00/b.parquet",
+        "d/m/c.parquet",
+        "d/m/2024/01/03/00/x.parquet",
+    ];
+    let changes: Vec<Change> = paths.iter().map(|p| number(p, p)).collect();
+    l.record(hub(), &changes, NOW).unwrap();
+    let troubled = paths[3].parse().unwrap();
+    assert!(
+        !l.count_fault(hub(), &troubled, ("mismatch", ""), 2, NOW)
+            .unwrap()
+    );
+    let mut key = PageKey::first();
+    let mut order = Vec::new();
+    loop {
+        let page = l.pending_page(hub(), &key, 1).unwrap();
+        let Some(row) = page.first() else { break };
+        key = row.page_key();
+        order.push(row.path.to_string());
+    }
+    assert_eq!(order, [paths[1], paths[0], paths[2], paths[3]]);
+    assert!(
+        l.count_fault(hub(), &troubled, ("mismatch", ""), 2, NOW)
+            .unwrap()
+    );
+    assert_eq!(
+        l.file(hub(), &troubled).unwrap().unwrap().state,
+        State::Failed
+    );
+}
+
+#[test]
+fn a_new_epoch_or_a_lower_position_offers_everything_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut l = ledger(dir.path());
+    let epoch = |n| HubEpoch::new(NOW, [n; 10]);
+    l.record(hub(), &[number("a.parquet", "a")], NOW).unwrap();
+    let r = receipt(&[("a.parquet", "a", Outcome::Registered)]);
+    let pending = |l: &Ledger| l.tally(hub()).unwrap().of(State::Pending);
+    l.apply_receipt(hub(), &r, NOW).unwrap();
+    assert!(!l.meet_hub(hub(), epoch(1), 5, NOW).unwrap());
+    assert!(!l.meet_hub(hub(), epoch(1), 6, NOW).unwrap());
+    assert_eq!(pending(&l), 0);
+    assert!(l.meet_hub(hub(), epoch(1), 5, NOW).unwrap());
+    assert_eq!(pending(&l), 1);
+    l.apply_receipt(hub(), &r, NOW).unwrap();
+    assert!(l.meet_hub(hub(), epoch(2), 9, NOW).unwrap());
+    assert_eq!(pending(&l), 1);
+}
+
+#[test]
+fn a_new_series_replaces_the_old_and_renumbers_what_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut l = ledger(dir.path());
+    l.record(
+        hub(),
+        &[number("a.parquet", "a"), number("b.parquet", "b")],
+        NOW,
+    )
+    .unwrap();
+    let r = receipt(&[("a.parquet", "a", Outcome::Registered)]);
+    l.apply_receipt(hub(), &r, NOW).unwrap();
+    let old = l.hub(hub()).unwrap().unwrap().series;
+    l.open_series(hub(), SeriesId::new(NOW, [9; 10])).unwrap();
+    let h = l.hub(hub()).unwrap().unwrap();
+    assert_eq!((h.replaces, h.seq_head), (Some(old), 1));
+    assert_eq!(
+        l.file(hub(), &"b.parquet".parse().unwrap())
+            .unwrap()
+            .unwrap()
+            .seq,
+        Some(1)
+    );
+}
+
+#[test]
+fn what_a_crash_left_in_flight_is_pending_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut l = ledger(dir.path());
+    l.record(hub(), &[number("a.parquet", "a")], NOW).unwrap();
+    let path = "a.parquet".parse().unwrap();
+    l.depart(hub(), BundleId::new(NOW, [0; 10]), &[&path], NOW)
+        .unwrap();
+    drop(l);
+    let mut l = Ledger::open(&dir.path().join("ledger.db")).unwrap();
+    assert_eq!(l.recover(NOW).unwrap(), 1);
+    assert_eq!(l.file(hub(), &path).unwrap().unwrap().state, State::Pending);
+}

@@ -1,0 +1,149 @@
+//! TLS that trusts a hub's pinned root and nothing else, judged by hub time.
+//!
+//! `serve` sends leaf, CA and root; a chain counts when its root's Ed25519 public key is pinned.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
+
+use barque_bundle::{PublicKey, Sha256Digest};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+/// Which roots are trusted.
+#[derive(Clone, Debug)]
+pub enum Roots {
+    Keys(Vec<PublicKey>),
+    /// SHA-256 of the root's public key, as an enrollment token carries it.
+    Fingerprint(Sha256Digest),
+}
+
+impl Roots {
+    fn trusts(&self, key: &[u8]) -> bool {
+        match self {
+            Self::Keys(keys) => keys.iter().any(|k| k.as_bytes() == key),
+            Self::Fingerprint(f) => Sha256Digest::of(key) == *f,
+        }
+    }
+}
+
+/// A verifier of server certificates by pinned root.
+#[derive(Debug)]
+pub struct PinnedRoot {
+    roots: Roots,
+    provider: Arc<CryptoProvider>,
+    /// Hub time minus local time.
+    clock_offset_ms: Arc<AtomicI64>,
+    /// Set when a server's chain did not lead to a trusted root.
+    saw_wrong_root: Arc<AtomicBool>,
+}
+
+/// DER of an Ed25519 SubjectPublicKeyInfo before its 32 bytes of key (RFC 8410).
+const ED25519_SPKI_PREFIX: [u8; 10] = [0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x21, 0];
+
+impl PinnedRoot {
+    fn trusted_store(&self, chain: &[CertificateDer<'_>]) -> Option<RootCertStore> {
+        chain.iter().find_map(|certificate| {
+            let mut store = RootCertStore::empty();
+            store.add(certificate.clone().into_owned()).ok()?;
+            let spki = store.roots.first()?.subject_public_key_info.to_vec();
+            let key = spki.strip_prefix(&ED25519_SPKI_PREFIX)?;
+            self.roots.trusts(key).then_some(store)
+        })
+    }
+
+    fn hub_time(&self, local: UnixTime) -> UnixTime {
+        let offset_s = self.clock_offset_ms.load(Ordering::Relaxed) / 1000;
+        UnixTime::since_unix_epoch(Duration::from_secs(
+            local.as_secs().saturating_add_signed(offset_s),
+        ))
+    }
+}
+
+impl ServerCertVerifier for PinnedRoot {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let Some(store) = self.trusted_store(intermediates) else {
+            self.saw_wrong_root.store(true, Ordering::Relaxed);
+            return Err(CertificateError::UnknownIssuer.into());
+        };
+        WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(&self.provider))
+            .build()
+            .map_err(|e| rustls::Error::General(e.to_string()))?
+            .verify_server_cert(
+                end_entity,
+                intermediates,
+                server_name,
+                ocsp_response,
+                self.hub_time(now),
+            )
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
+
+/// A client's TLS configuration, with the handles to steer and question its verifier.
+pub struct PinnedTls {
+    pub config: rustls::ClientConfig,
+    pub clock_offset_ms: Arc<AtomicI64>,
+    pub saw_wrong_root: Arc<AtomicBool>,
+}
+
+impl PinnedTls {
+    pub fn new(roots: Roots, clock_offset_ms: i64) -> Self {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let clock_offset_ms = Arc::new(AtomicI64::new(clock_offset_ms));
+        let saw_wrong_root = Arc::new(AtomicBool::new(false));
+        let verifier = PinnedRoot {
+            roots,
+            provider: Arc::clone(&provider),
+            clock_offset_ms: Arc::clone(&clock_offset_ms),
+            saw_wrong_root: Arc::clone(&saw_wrong_root),
+        };
+        let mut config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("ring supports TLS 1.2 and 1.3")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Self {
+            config,
+            clock_offset_ms,
+            saw_wrong_root,
+        }
+    }
+}

@@ -1,0 +1,203 @@
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::sync::Arc;
+
+use barque_bundle::{SeriesId, Timestamp};
+
+use super::*;
+
+/// The smallest file that passes the door: magic, an empty struct, its length, magic.
+const TINY: &[u8] = b"PAR1\x15\x00\x00\x03\x00\x00\x00PAR1";
+
+struct Bench {
+    dir: tempfile::TempDir,
+    ledger: Ledger,
+    hub_id: HubId,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("src")).unwrap();
+        fs::create_dir(dir.path().join("state")).unwrap();
+        let ledger = Ledger::open(&dir.path().join("state/ledger.db")).unwrap();
+        let now = Timestamp::from_unix_ms(1);
+        let hub_id = HubId::new(now, [1; 10]);
+        ledger
+            .add_hub(hub_id, SeriesId::new(now, [1; 10]), 0)
+            .unwrap();
+        Self {
+            dir,
+            ledger,
+            hub_id,
+        }
+    }
+
+    fn put(&self, path: &str, bytes: &[u8]) -> PathBuf {
+        let at = self.dir.path().join("src").join(path);
+        fs::create_dir_all(at.parent().unwrap()).unwrap();
+        fs::write(&at, bytes).unwrap();
+        at
+    }
+
+    /// Scans with a clock that runs `ahead` of the real one.
+    fn scan(&mut self, ahead: Duration, settle: Duration) -> ScanReport {
+        let clock = move || Timestamp::from_system(std::time::SystemTime::now() + ahead);
+        let edge = Edge {
+            clock: Arc::new(clock),
+            random: Arc::new(|| [0; 32]),
+        };
+        Scanner {
+            source: &self.dir.path().join("src"),
+            state_folder: &self.dir.path().join("state"),
+            spoke_id: &"s".parse().unwrap(),
+            hub_id: self.hub_id,
+            ledger: &mut self.ledger,
+            edge: &edge,
+            settle,
+            dry: false,
+            events: &|_| (),
+        }
+        .scan()
+        .unwrap()
+    }
+
+    fn settled(&mut self) -> ScanReport {
+        self.scan(Duration::from_secs(60), Duration::from_secs(2))
+    }
+}
+
+#[test]
+fn links_specials_hidden_and_foreign_names_are_counted_and_never_shipped() {
+    let mut b = Bench::new();
+    b.put("d/m/real.parquet", TINY);
+    for foreign in [
+        "_SUCCESS",
+        "real.parquet.crc",
+        "README.txt",
+        "UPPER.PARQUET",
+        "000000",
+    ] {
+        b.put(&format!("d/m/{foreign}"), b"x");
+    }
+    b.put("d/m/.hidden.parquet", TINY);
+    b.put("d/m/.hidden_dir/x.parquet", TINY);
+    b.put("d/m/_temporary/0/x.parquet", TINY);
+    b.put("d/m/directory.parquet/x.parquet", TINY);
+    b.put("d/_internal/kept.parquet", TINY);
+    let src = b.dir.path().join("src");
+    symlink(".", src.join("d/loop")).unwrap();
+    symlink("..", src.join("up")).unwrap();
+    symlink("/etc/hostname", src.join("d/outside.parquet")).unwrap();
+    symlink("/etc", src.join("d/etc")).unwrap();
+    let fifo = std::process::Command::new("mkfifo")
+        .arg(src.join("d/pipe.parquet"))
+        .status();
+    assert!(fifo.unwrap().success());
+    let r = b.settled();
+    assert_eq!(r.discovered, 4);
+    assert_eq!(r.state(State::Pending), 2);
+    assert_eq!(
+        r.skipped,
+        BTreeMap::from([("link".into(), 1), ("not_a_file".into(), 1)])
+    );
+    let expected = [
+        ("foreign", 5),
+        ("hidden", 2),
+        ("link", 3),
+        ("scratch_folder", 1),
+        ("folder_named_parquet", 1),
+    ];
+    assert_eq!(r.ignored, BTreeMap::from(expected));
+}
+
+#[test]
+fn a_young_file_is_waited_for_once_and_taken_when_it_lies_still() {
+    let mut b = Bench::new();
+    b.put("d/m/a.parquet", TINY);
+    let r = b.scan(Duration::ZERO, Duration::from_millis(200));
+    assert_eq!((r.state(State::Pending), r.not_settled), (1, 0));
+}
+
+#[test]
+fn a_file_whose_times_lie_in_the_future_is_taken_when_two_looks_agree() {
+    let mut b = Bench::new();
+    let path = b.put("d/m/a.parquet", TINY);
+    let future = std::time::SystemTime::now() + Duration::from_secs(1_000_000);
+    fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_modified(future)
+        .unwrap();
+    let r = b.scan(Duration::ZERO, Duration::from_millis(50));
+    assert_eq!(r.state(State::Pending), 1);
+}
+
+#[test]
+fn a_file_that_grows_between_two_looks_is_not_settled() {
+    let mut b = Bench::new();
+    let path = b.put("d/m/a.parquet", TINY);
+    let growing = std::sync::atomic::AtomicBool::new(true);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            use std::io::Write as _;
+            let mut f = fs::File::options().append(true).open(&path).unwrap();
+            while growing.load(std::sync::atomic::Ordering::Relaxed) {
+                f.write_all(b"x").unwrap();
+                std::thread::yield_now();
+            }
+        });
+        let r = b.scan(Duration::ZERO, Duration::from_millis(100));
+        growing.store(false, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!((r.discovered, r.not_settled), (1, 1));
+        assert!(!r.is_complete());
+    });
+}
+
+#[test]
+fn a_bad_file_is_held_back_with_its_reason_and_looked_at_again_when_it_changes() {
+    let mut b = Bench::new();
+    let path = b.put("d/m/a.parquet", b"");
+    let skipped = BTreeMap::from([("parquet_empty".to_owned(), 1)]);
+    assert_eq!(b.settled().skipped, skipped);
+    let second = b.settled();
+    assert_eq!((second.skipped, second.hashed_bytes), (skipped, 0));
+    fs::write(&path, TINY).unwrap();
+    assert_eq!(b.settled().state(State::Pending), 1);
+}
+
+#[test]
+fn the_spokes_own_folder_below_the_source_is_left_out() {
+    let mut b = Bench::new();
+    let src = b.dir.path().join("src");
+    fs::create_dir(src.join("own")).unwrap();
+    fs::write(src.join("own/x.parquet"), TINY).unwrap();
+    fs::remove_dir_all(b.dir.path().join("state")).unwrap();
+    symlink(src.join("own"), b.dir.path().join("state")).unwrap();
+    let r = b.settled();
+    assert_eq!((r.discovered, r.ignored.get("own_folder")), (0, Some(&1)));
+}
+
+#[test]
+fn a_source_that_is_not_there_is_an_error_and_not_an_empty_tree() {
+    let mut b = Bench::new();
+    fs::remove_dir(b.dir.path().join("src")).unwrap();
+    let edge = Edge {
+        clock: Arc::new(|| Timestamp::from_unix_ms(1)),
+        random: Arc::new(|| [0; 32]),
+    };
+    let scanned = Scanner {
+        source: &b.dir.path().join("src"),
+        state_folder: b.dir.path(),
+        spoke_id: &"s".parse().unwrap(),
+        hub_id: b.hub_id,
+        ledger: &mut b.ledger,
+        edge: &edge,
+        settle: Duration::ZERO,
+        dry: false,
+        events: &|_| (),
+    }
+    .scan();
+    assert!(scanned.is_err());
+}
