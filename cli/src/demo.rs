@@ -20,7 +20,7 @@ use process::{Running, barque, run_json};
 
 const SPOKES: [(&str, u64); 2] = [("rocket-01", 2000), ("submarine-01", 1000)];
 const LARGE: ByteSize = ByteSize(256 * 1024 * 1024);
-const ROWS: u32 = 2_600;
+const ROWS: u32 = 2_000;
 const LEAST_BYTES: u64 = 400 * 1024 * 1024;
 
 /// One line of the table.

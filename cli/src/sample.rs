@@ -130,8 +130,8 @@ fn write_large(
         name: "large.parquet".to_owned(),
     };
     let batch = batch(&file, random)?;
-    // Three columns of eight random bytes a row; the rest comes on top.
-    let repeats = size.0.div_ceil(u64::from(GROUP_ROWS) * 3 * 8);
+    // Plain encoding: time and three numbers of eight bytes, and a text of nine behind its length.
+    let repeats = size.0.div_ceil(u64::from(GROUP_ROWS) * (4 * 8 + 4 + 9));
     let (database, measurement, _) = SERIES[file.series];
     let path = dir
         .join(hour_folder(database, measurement, file.hour))

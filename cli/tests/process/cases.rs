@@ -1,0 +1,461 @@
+//! Field reports of people who move files, as tests: see docs/CASES.md.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use libtest_mimic::Trial;
+
+use crate::site::{Site, Spoke, pass_of, sized, tiny, tree, wait_for};
+use crate::trial;
+
+pub fn trials() -> Vec<Trial> {
+    vec![
+        trial!(sp_01_a_file_that_grows_is_not_settled_and_lands_once_whole),
+        trial!(sp_01_a_file_renamed_back_and_forth_lands_whole_under_one_name_or_both),
+        trial!(sp_01_a_file_replaced_while_it_is_sent_never_lands_as_a_mixture),
+        trial!(sp_02_new_content_of_the_same_size_and_time_is_noticed_and_never_overwrites),
+        trial!(sp_03_links_are_never_followed_and_a_hard_link_is_a_file),
+        trial!(sp_05_awkward_names_land_byte_for_byte_or_are_held_back_by_rule),
+        trial!(sp_09_markers_and_temporary_files_beside_the_data_are_passed_over),
+        trial!(pq_01_a_file_that_was_empty_lands_once_it_is_whole),
+        trial!(op_01_of_passes_at_once_one_runs_and_the_others_leave_with_7),
+        trial!(op_01_a_killed_pass_and_a_lock_file_by_hand_lock_nobody_out),
+    ]
+}
+
+fn sp_01_a_file_that_grows_is_not_settled_and_lands_once_whole() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    spoke.edit_config("50ms", "300ms");
+    let whole = sized(1, 200_000);
+    let path = spoke.put("factory/line1/2024/03/31/02/slow.parquet", &whole[..4]);
+    let writing = std::sync::atomic::AtomicBool::new(true);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            use std::io::Write as _;
+            let mut file = fs::File::options().append(true).open(&path).unwrap();
+            let mut rest = whole[4..whole.len() - 4].chunks(16).cycle();
+            // Goes on until a pass has seen it; what was written too much is cut off below.
+            while writing.load(std::sync::atomic::Ordering::SeqCst) {
+                file.write_all(rest.next().unwrap()).unwrap();
+                std::thread::park_timeout(Duration::from_millis(5));
+            }
+        });
+        let during = spoke.push();
+        writing.store(false, std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(
+            (
+                during.code,
+                during.count("not_settled"),
+                during.count("sent")
+            ),
+            (0, 1, 0)
+        );
+        assert_eq!(
+            during.count("failed") + during.count("skipped"),
+            0,
+            "{during:?}"
+        );
+    });
+    fs::write(&path, &whole).unwrap();
+    assert_eq!(spoke.push().count("sent"), 1);
+    site.assert_landed(&[&spoke]);
+}
+
+fn sp_01_a_file_renamed_back_and_forth_lands_whole_under_one_name_or_both() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let a = spoke.put("d/m/2024/03/31/02/a.parquet", &tiny(1));
+    let b = a.with_file_name("b.parquet");
+    let moving = std::sync::atomic::AtomicBool::new(true);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while moving.load(std::sync::atomic::Ordering::SeqCst) {
+                fs::rename(&a, &b).unwrap();
+                fs::rename(&b, &a).unwrap();
+            }
+        });
+        for _ in 0..3 {
+            let pass = spoke.push();
+            assert!(pass.code == 0 && pass.count("failed") == 0, "{pass:?}");
+        }
+        moving.store(false, std::sync::atomic::Ordering::SeqCst);
+    });
+    spoke.push();
+    let landed = tree(&site.landing());
+    assert!((1..=2).contains(&landed.len()), "{landed:?}");
+    let digest = barque_bundle::Sha256Digest::of(&tiny(1));
+    assert!(landed.values().all(|(d, _)| *d == digest));
+    assert!(landed.contains_key("s/d/m/2024/03/31/02/a.parquet"));
+}
+
+fn sp_01_a_file_replaced_while_it_is_sent_never_lands_as_a_mixture() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let path = spoke.put("d/m/2024/03/31/02/large.parquet", &sized(1, 24_000_000));
+    let other = spoke.source().join("d/.other");
+    fs::write(&other, sized(2, 24_000_000)).unwrap();
+    let push = spoke.start_push();
+    let staging = site.path().join("hub/staging");
+    let mut push = push;
+    wait_for("the file is on its way", || {
+        tree_bytes(&staging) > 1_000_000 || push.try_wait().unwrap().is_some()
+    });
+    fs::rename(&other, &path).unwrap();
+    let pass = pass_of(push.wait_with_output().unwrap());
+    assert_eq!(pass.count("failed"), 0, "{pass:?}");
+    let again = spoke.push();
+    let landed = tree(&site.landing());
+    let digests: Vec<_> = landed.values().map(|(d, _)| *d).collect();
+    let first = barque_bundle::Sha256Digest::of(&sized(1, 24_000_000));
+    let second = barque_bundle::Sha256Digest::of(&sized(2, 24_000_000));
+    assert!(digests == [first] || digests == [second], "{digests:?}");
+    // The first content landed: then the new one is a change for a person.
+    if digests == [first] {
+        assert_eq!(again.count("modified"), 1, "{again:?}");
+    }
+}
+
+fn tree_bytes(folder: &std::path::Path) -> u64 {
+    let items = fs::read_dir(folder).into_iter().flatten().flatten();
+    items
+        .filter_map(|i| i.metadata().ok())
+        .map(|m| m.len())
+        .sum()
+}
+
+fn set_modified(path: &std::path::Path, at: SystemTime) {
+    fs::File::options()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_modified(at)
+        .unwrap();
+}
+
+fn sp_02_new_content_of_the_same_size_and_time_is_noticed_and_never_overwrites() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_711_850_400);
+    let name = "d/m/2024/03/31/02/s.parquet";
+    let path = spoke.put(name, &tiny(1));
+    set_modified(&path, at);
+    assert_eq!(spoke.push().count("sent"), 1);
+    // Filled in place: same inode, size and time.
+    fs::write(&path, tiny(2)).unwrap();
+    set_modified(&path, at);
+    for _ in 0..2 {
+        let pass = spoke.push();
+        assert_eq!(
+            (pass.code, pass.count("modified"), pass.count("present")),
+            (3, 1, 0),
+            "{pass:?}"
+        );
+    }
+    assert_eq!(
+        fs::read(site.landing().join("s").join(name)).unwrap(),
+        tiny(1)
+    );
+    // Preallocated at full size, then filled: held back first, lands whole later.
+    let pre = spoke.put("d/m/2024/03/31/02/pre.parquet", &vec![0; tiny(3).len()]);
+    set_modified(&pre, at);
+    let held = spoke.push();
+    assert_eq!(
+        held.report["skipped_by"]["parquet_head_magic"], 1,
+        "{held:?}"
+    );
+    fs::write(&pre, tiny(3)).unwrap();
+    set_modified(&pre, at);
+    assert_eq!(spoke.push().count("sent"), 1);
+}
+
+fn sp_03_links_are_never_followed_and_a_hard_link_is_a_file() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let real = spoke.put("factory/line1/2024/03/31/02/real.parquet", &tiny(1));
+    let folder = real.parent().unwrap();
+    symlink(".", folder.join("loop")).unwrap();
+    symlink("..", spoke.source().join("factory/up")).unwrap();
+    symlink("no/such/file.parquet", folder.join("dangling.parquet")).unwrap();
+    symlink("real.parquet", folder.join("same_tree.parquet")).unwrap();
+    symlink("/etc/hostname", folder.join("outside.parquet")).unwrap();
+    symlink("/etc", spoke.source().join("factory/outside_dir")).unwrap();
+    fs::hard_link(&real, folder.join("hardlink.parquet")).unwrap();
+    let pass = spoke.push();
+    assert_eq!(
+        (pass.code, pass.count("sent"), pass.count("skipped")),
+        (0, 2, 3),
+        "{pass:?}"
+    );
+    assert_eq!(pass.report["skipped_by"]["link"], 3);
+    assert_eq!(pass.report["ignored_by"]["link"], 3);
+    let names: Vec<String> = tree(&site.landing()).into_keys().collect();
+    let at = |n: &str| format!("s/factory/line1/2024/03/31/02/{n}.parquet");
+    assert_eq!(names, [at("hardlink"), at("real")]);
+}
+
+fn put_raw(spoke: &Spoke, name: &[u8], bytes: &[u8]) {
+    let folder = spoke.source().join("factory/line1/2024/03/31/02");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join(std::ffi::OsStr::from_bytes(name)), bytes).unwrap();
+}
+
+fn sp_05_awkward_names_land_byte_for_byte_or_are_held_back_by_rule() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let long = [&[b'n'; 247][..], b".parquet"].concat();
+    let cyrillic = format!("{}.parquet", "\u{416}".repeat(123));
+    let lands: &[&[u8]] = &[
+        b"plain.parquet",
+        b"with space.parquet",
+        b" leading space.parquet",
+        b"percent%20encoded.parquet",
+        b"100%.parquet",
+        b"L%3ABC.parquet",
+        b"hash#1.parquet",
+        b"question?.parquet",
+        b"plus+and&amp.parquet",
+        b"semi;colon.parquet",
+        b"quote'\".parquet",
+        b"star*.parquet",
+        b"pipe|lt<gt>.parquet",
+        b"colon_2024-03-31T02:15:00Z.parquet",
+        b"-rf.parquet",
+        b"CON.parquet",
+        b"nul.parquet",
+        b"COM1.parquet",
+        "nfc_Z\u{fc}rich.parquet".as_bytes(),
+        "nfd_Zu\u{308}rich.parquet".as_bytes(),
+        "same_caf\u{e9}.parquet".as_bytes(),
+        "same_cafe\u{301}.parquet".as_bytes(),
+        "rtl_\u{202e}gnp.parquet".as_bytes(),
+        "emoji_\u{1f321}.parquet".as_bytes(),
+        "zero\u{200b}width.parquet".as_bytes(),
+        b"dots...in..name.parquet",
+        b"=equals=.parquet",
+        &long,
+        cyrillic.as_bytes(),
+    ];
+    for (n, name) in (1..).zip(lands) {
+        put_raw(&spoke, name, &tiny(n));
+    }
+    let held: &[&[u8]] = &[
+        b"back\\slash.parquet",
+        b"..\\..\\dots.parquet",
+        b"new\nline.parquet",
+        b"carriage\rreturn.parquet",
+        b"tab\there.parquet",
+        b"bell\x07.parquet",
+        b"latin\xe9.parquet",
+    ];
+    for name in held {
+        put_raw(&spoke, name, &tiny(99));
+    }
+    for foreign in [
+        &b"upload.parquet#1"[..],
+        b"trailing-dot.parquet.",
+        b"trailing-space.parquet ",
+        b"aux",
+        b"UPPER.PARQUET",
+    ] {
+        put_raw(&spoke, foreign, &tiny(98));
+    }
+    let deep = format!(
+        "factory/deep/{}/deep.parquet",
+        vec!["d".repeat(200); 17].join("/")
+    );
+    spoke.put(&deep, &tiny(97));
+    let pass = spoke.push();
+    assert_eq!(
+        (pass.code, pass.count("sent")),
+        (0, lands.len() as u64),
+        "{pass:?}"
+    );
+    let by = &pass.report["skipped_by"];
+    // `..\..\dots` starts with a dot: hidden, like every such name.
+    assert_eq!(
+        (&by["path_backslash"], &by["path_control_character"]),
+        (&1.into(), &4.into()),
+        "{by}"
+    );
+    assert_eq!(
+        (&by["path_not_utf8"], &by["path_too_long"]),
+        (&1.into(), &1.into()),
+        "{by}"
+    );
+    assert_eq!(
+        (
+            &pass.report["ignored_by"]["hidden"],
+            &pass.report["ignored_by"]["foreign"]
+        ),
+        (&1.into(), &5.into())
+    );
+    let landed = tree(&site.landing());
+    assert_eq!(landed.len(), lands.len());
+    for (n, name) in (1..).zip(lands) {
+        let name = format!(
+            "s/factory/line1/2024/03/31/02/{}",
+            std::str::from_utf8(name).unwrap()
+        );
+        assert_eq!(
+            landed[&name].0,
+            barque_bundle::Sha256Digest::of(&tiny(n)),
+            "{name:?}"
+        );
+    }
+}
+
+fn sp_09_markers_and_temporary_files_beside_the_data_are_passed_over() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    put_raw(&spoke, b"real.parquet", &tiny(1));
+    let foreign = [
+        "_SUCCESS",
+        "_committed_123",
+        "_metadata",
+        "real.parquet.crc",
+        "real.parquet.tmp",
+        "real.parquet.inprogress",
+        "real.parquet.part",
+        "real.parquet.filepart",
+        "real.parquet~",
+        "Thumbs.db",
+        "desktop.ini",
+        "real.parquet.swp",
+        "000000",
+        "real.parquet.sha256",
+        "README.txt",
+    ];
+    let hidden = [
+        ".real.parquet.crc",
+        ".real.parquet.Ab12Cd",
+        ".syncthing.real.parquet.tmp",
+        "._real.parquet",
+        ".DS_Store",
+    ];
+    for name in foreign.iter().chain(&hidden) {
+        put_raw(&spoke, name.as_bytes(), name.as_bytes());
+    }
+    put_raw(&spoke, b"real.tmp.parquet", b"not whole yet");
+    let base = "factory/line1/2024/03/31/02";
+    spoke.put(
+        &format!("{base}/_temporary/0/task_1/part-0.parquet"),
+        &tiny(2),
+    );
+    spoke.put(&format!("{base}/.hidden_dir/x.parquet"), &tiny(3));
+    spoke.put(
+        &format!("{base}/directory.parquet/part-0.parquet"),
+        &tiny(4),
+    );
+    spoke.put("factory/_internal/2024/03/31/02/kept.parquet", &tiny(5));
+    spoke.put("_factory2/line1/2024/03/31/02/kept.parquet", &tiny(6));
+    fs::create_dir(spoke.source().join(base).join("lost+found")).unwrap();
+    let pipe = spoke.source().join(base).join("pipe.parquet");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let pass = spoke.push();
+    assert_eq!(
+        (pass.code, pass.count("sent"), pass.count("skipped")),
+        (0, 3, 2),
+        "{pass:?}"
+    );
+    assert_eq!(pass.report["skipped_by"]["parquet_head_magic"], 1);
+    assert_eq!(pass.report["skipped_by"]["not_a_file"], 1);
+    let ignored = &pass.report["ignored_by"];
+    assert_eq!(
+        (&ignored["foreign"], &ignored["hidden"]),
+        (&15.into(), &6.into()),
+        "{ignored}"
+    );
+    assert_eq!(
+        (&ignored["scratch_folder"], &ignored["folder_named_parquet"]),
+        (&2.into(), &1.into())
+    );
+    let names: Vec<String> = tree(&site.landing()).into_keys().collect();
+    assert_eq!(
+        names,
+        [
+            "s/_factory2/line1/2024/03/31/02/kept.parquet".to_owned(),
+            "s/factory/_internal/2024/03/31/02/kept.parquet".to_owned(),
+            format!("s/{base}/real.parquet"),
+        ]
+    );
+}
+
+fn pq_01_a_file_that_was_empty_lands_once_it_is_whole() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    spoke.put("d/m/a.parquet", b"");
+    spoke.put("d/m/b.parquet", &tiny(2));
+    let first = spoke.push();
+    assert_eq!(
+        (first.code, first.count("sent"), first.count("skipped")),
+        (0, 1, 1)
+    );
+    spoke.put("d/m/a.parquet", &tiny(1));
+    assert_eq!(spoke.push().count("sent"), 1);
+    site.assert_landed(&[&spoke]);
+}
+
+fn op_01_of_passes_at_once_one_runs_and_the_others_leave_with_7() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    // Long enough a pass: it waits for the file to lie still.
+    spoke.edit_config("50ms", "2s");
+    spoke.put("d/m/a.parquet", &tiny(1));
+    let mut first = spoke.start_push();
+    let lock = std::path::Path::new(&spoke.state()).join("lock");
+    wait_for("the first pass has the lock", || {
+        fs::read_to_string(&lock).is_ok_and(|t| t.contains(&format!("process {} ", first.id())))
+    });
+    for _ in 0..2 {
+        let output = spoke.push_command().output().unwrap();
+        let (code, _, err) = crate::site::ended(output);
+        assert_eq!(code, 7, "{err}");
+        assert!(
+            err.contains("already running") && err.contains("since 20"),
+            "{err}"
+        );
+    }
+    assert!(
+        first.try_wait().unwrap().is_none(),
+        "the first pass ended too early for this test"
+    );
+    let pass = pass_of(first.wait_with_output().unwrap());
+    assert_eq!((pass.code, pass.count("sent")), (0, 1));
+}
+
+fn op_01_a_killed_pass_and_a_lock_file_by_hand_lock_nobody_out() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    spoke.put("d/m/a.parquet", &tiny(1));
+    let mut push = spoke.start_push();
+    push.kill().unwrap();
+    push.wait().unwrap();
+    fs::write(
+        std::path::Path::new(&spoke.state()).join("lock"),
+        "process 1 since 1970\n",
+    )
+    .unwrap();
+    let pass = spoke.push();
+    assert_eq!((pass.code, pass.count("left")), (0, 0), "{pass:?}");
+    site.assert_landed(&[&spoke]);
+}

@@ -1,0 +1,73 @@
+//! Tests of real processes: a hub and spokes as an operator runs them.
+//!
+//! A test that needs a tool or folder that is absent says so and is counted as ignored.
+
+mod cases;
+mod cut;
+mod http;
+mod identity;
+mod kills;
+mod modes;
+mod parquet_files;
+mod passes;
+mod proxy;
+mod readers;
+mod site;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() {
+    let args = Arguments::from_args();
+    let trials: Vec<Trial> = [
+        passes::trials(),
+        identity::trials(),
+        cases::trials(),
+        parquet_files::trials(),
+        readers::trials(),
+        modes::trials(),
+        cut::trials(),
+        kills::trials(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    libtest_mimic::run(&args, trials).exit();
+}
+
+/// A test by the name of its function.
+#[macro_export]
+macro_rules! trial {
+    ($f:ident) => {
+        libtest_mimic::Trial::test(stringify!($f), || {
+            $f();
+            Ok(())
+        })
+    };
+    ($f:ident, needs $lack:expr) => {{
+        let lack: Option<String> = $lack;
+        if let Some(lack) = &lack {
+            println!("skipped: {}: {lack}", stringify!($f));
+        }
+        $crate::trial!($f).with_ignored_flag(lack.is_some())
+    }};
+}
+
+/// Why a test that reads the shared folder cannot run, if it cannot.
+pub fn lacks_shared(path: &str) -> Option<String> {
+    let path = shared(path);
+    (!path.exists()).then(|| format!("{} is absent", path.display()))
+}
+
+/// A path in the folder beside the project that holds files from elsewhere.
+pub fn shared(path: &str) -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../shared")
+        .join(path)
+}
+
+/// The project's own fixtures.
+pub fn fixture(path: &str) -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../fixtures")
+        .join(path)
+}

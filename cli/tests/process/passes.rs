@@ -1,0 +1,448 @@
+//! Ordinary passes: what an operator does on the first day.
+
+use std::fs;
+
+use libtest_mimic::Trial;
+
+use crate::site::{Site, barque, json, run, tiny, wait_for};
+use crate::trial;
+
+pub fn trials() -> Vec<Trial> {
+    vec![
+        trial!(a_pass_lands_every_file_and_the_next_one_sends_nothing),
+        trial!(
+            a_changed_file_is_modified_then_requeued_then_a_conflict_and_the_first_content_stays
+        ),
+        trial!(a_dismissed_conflict_waits_for_nobody_and_comes_back_by_a_requeue),
+        trial!(a_hub_that_is_down_is_75_in_bounded_time_and_one_pass_delivers_all_once_it_is_back),
+        trial!(a_dry_run_says_what_would_be_sent_and_changes_nothing),
+        trial!(a_second_spoke_of_the_same_name_is_409_and_changes_nothing),
+        trial!(a_token_enrolls_once_and_the_same_folder_may_come_again),
+        trial!(commands_on_a_folder_without_a_hub_say_how_to_start_one),
+        trial!(a_hub_stops_cleanly_and_two_hubs_on_one_folder_are_refused),
+        trial!(unknown_settings_and_bad_flags_are_refused_by_name),
+        trial!(files_are_listed_by_name_in_pages_and_read_by_token),
+        trial!(a_vanished_pending_file_is_skipped_and_not_failed),
+        trial!(every_verb_has_an_example_in_its_help),
+        trial!(sample_data_lands_with_tls_and_the_status_counts_it),
+    ]
+}
+
+fn a_pass_lands_every_file_and_the_next_one_sends_nothing() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("rocket-01");
+    for n in 0..40 {
+        spoke.put(
+            &format!("factory/line1/2024/03/31/{:02}/f{n}.parquet", n % 24),
+            &tiny(n),
+        );
+    }
+    let first = spoke.push();
+    assert_eq!(
+        (first.code, first.count("sent"), first.count("left")),
+        (0, 40, 0),
+        "{first:?}"
+    );
+    assert!(first.count("receipts") >= 1);
+    let second = spoke.push();
+    assert_eq!(
+        (second.code, second.count("sent"), second.count("present")),
+        (0, 0, 40)
+    );
+    site.assert_landed(&[&spoke]);
+    let status = spoke.status();
+    assert_eq!(
+        (&status["synced"], &status["pending"]),
+        (&40.into(), &0.into())
+    );
+    assert!(status["last_success"].is_string() && status["oldest_pending"].is_null());
+}
+
+fn a_changed_file_is_modified_then_requeued_then_a_conflict_and_the_first_content_stays() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("rocket-01");
+    let path = "d/m/2024/03/31/02/s.parquet";
+    spoke.put(path, &tiny(1));
+    assert_eq!(spoke.push().count("sent"), 1);
+    let before = site.manifest();
+    spoke.put(path, &tiny(2));
+    let changed = spoke.push();
+    assert_eq!(
+        (
+            changed.code,
+            changed.count("modified"),
+            changed.count("sent")
+        ),
+        (3, 1, 0)
+    );
+    assert_eq!(changed.report["failures"][0]["state"], "modified");
+    json(&[
+        "ledger",
+        "requeue",
+        path,
+        "--state",
+        &spoke.state(),
+        "--json",
+    ]);
+    let conflict = spoke.push();
+    assert_eq!(
+        (
+            conflict.code,
+            conflict.count("conflict"),
+            conflict.count("sent")
+        ),
+        (3, 1, 0)
+    );
+    let named = &conflict.report["conflicts"][0];
+    assert_eq!(named["path"], path);
+    assert_eq!(
+        named["their_sha256"].as_str().unwrap(),
+        before[&format!("rocket-01/{path}")].0
+    );
+    assert_eq!(site.manifest(), before);
+    assert_eq!(
+        fs::read(site.landing().join("rocket-01").join(path)).unwrap(),
+        tiny(1)
+    );
+    assert_eq!(spoke.push().count("conflict"), 1);
+}
+
+fn a_dismissed_conflict_waits_for_nobody_and_comes_back_by_a_requeue() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let path = "d/m/a.parquet";
+    spoke.put(path, &tiny(1));
+    spoke.push();
+    spoke.put(path, &tiny(2));
+    assert_eq!(spoke.push().code, 3);
+    let state = spoke.state();
+    let dry = json(&[
+        "ledger",
+        "dismiss",
+        "--all",
+        "modified",
+        "--dry-run",
+        "--state",
+        &state,
+        "--json",
+    ]);
+    assert_eq!(dry["changed"][0], path);
+    assert_eq!(spoke.push().code, 3);
+    json(&[
+        "ledger", "dismiss", "--all", "modified", "--state", &state, "--json",
+    ]);
+    let pass = spoke.push();
+    assert_eq!((pass.code, pass.count("skipped")), (0, 1));
+    json(&["ledger", "requeue", path, "--state", &state, "--json"]);
+    assert_eq!(spoke.push().count("conflict"), 1);
+    let (code, _, err) = run(&["ledger", "requeue", "no/such.parquet", "--state", &state]);
+    assert_eq!(code, 1);
+    assert!(err.contains("no/such.parquet"), "{err}");
+}
+
+fn a_hub_that_is_down_is_75_in_bounded_time_and_one_pass_delivers_all_once_it_is_back() {
+    let site = Site::new();
+    let hub = site.hub();
+    let address = hub.address.clone();
+    let spoke = site.spoke("s");
+    for n in 0..10 {
+        spoke.put(&format!("d/m/{n}.parquet"), &tiny(n));
+    }
+    hub.kill();
+    for _ in 0..3 {
+        let down = spoke.push();
+        assert_eq!(down.code, 75, "{down:?}");
+        assert_eq!((down.count("failed"), down.count("left")), (0, 10));
+        assert_eq!(down.report["hub_reached"], false);
+        assert_eq!(down.report["stopped_by"], "hub_not_reached");
+        assert!(down.count("duration_ms") < 30_000, "{down:?}");
+        assert!(down.stderr.contains("nothing is lost"), "{}", down.stderr);
+    }
+    let status = spoke.status();
+    assert_eq!(
+        (&status["pending"], &status["failed"]),
+        (&10.into(), &0.into())
+    );
+    let _hub = site.hub_with(&address, &[]);
+    let up = spoke.push();
+    assert_eq!(
+        (up.code, up.count("sent"), up.count("left")),
+        (0, 10, 0),
+        "{up:?}"
+    );
+    site.assert_landed(&[&spoke]);
+}
+
+fn a_dry_run_says_what_would_be_sent_and_changes_nothing() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    spoke.put("d/m/a.parquet", &tiny(1));
+    let dry = json(&["push", "--dry-run", "--json", "--state", &spoke.state()]);
+    assert_eq!((&dry["left"], &dry["sent"]), (&1.into(), &0.into()));
+    assert_eq!(spoke.status()["pending"], 0);
+    assert!(site.manifest().is_empty());
+    assert_eq!(spoke.push().count("sent"), 1);
+}
+
+fn a_second_spoke_of_the_same_name_is_409_and_changes_nothing() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("rocket-01");
+    for taken in ["rocket-01", "ROCKET-01"] {
+        let (code, out, err) = run(&["hub", "spoke", "add", taken, "--data", &site.data()]);
+        assert_eq!((code, out.as_str()), (4, ""), "{err}");
+        assert!(err.contains("is taken"), "{err}");
+    }
+    spoke.put("d/m/a.parquet", &tiny(1));
+    assert_eq!(spoke.push().count("sent"), 1);
+    let list = json(&["hub", "spoke", "ls", "--data", &site.data(), "--json"]);
+    assert_eq!(list["spokes"].as_array().unwrap().len(), 1);
+    let (code, _, err) = run(&["hub", "spoke", "add", "../x", "--data", &site.data()]);
+    assert_eq!(code, 2, "{err}");
+}
+
+fn a_token_enrolls_once_and_the_same_folder_may_come_again() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let added = json(&["hub", "spoke", "add", "s", "--data", &site.data(), "--json"]);
+    for key in ["spoke_id", "token", "expires_at", "url", "root"] {
+        assert!(added[key].is_string(), "{key}");
+    }
+    let token = added["token"].as_str().unwrap();
+    let source = site.path().display().to_string();
+    let enroll = |state: &str, token: &str| {
+        let state = site.path().join(state).display().to_string();
+        run(&["enroll", token, "--state", &state, "--source", &source])
+    };
+    assert_eq!(enroll("a", token).0, 0);
+    assert_eq!(enroll("a", token).0, 0);
+    let (code, _, err) = enroll("b", token);
+    assert_eq!(code, 6, "{err}");
+    assert!(err.contains("used before"), "{err}");
+    assert_eq!(enroll("c", "garbage").0, 1);
+    let other = json(&["hub", "spoke", "add", "t", "--data", &site.data(), "--json"]);
+    let (code, _, err) = enroll("a", other["token"].as_str().unwrap());
+    assert_eq!(code, 1);
+    assert!(err.contains("use another state folder"), "{err}");
+}
+
+fn commands_on_a_folder_without_a_hub_say_how_to_start_one() {
+    let site = Site::new();
+    let (code, out, err) = run(&["hub", "status", "--data", &site.data()]);
+    assert_eq!((code, out.as_str()), (75, ""));
+    assert!(
+        err.contains("start it with: barque hub serve --data"),
+        "{err}"
+    );
+    let nowhere = site.path().join("nowhere").display().to_string();
+    let (code, _, err) = run(&["hub", "serve", "--data", &nowhere]);
+    assert_eq!(code, 1);
+    assert!(err.contains("barque hub init --data"), "{err}");
+    let (code, _, err) = run(&["push", "--state", &nowhere]);
+    assert_eq!(code, 1);
+    assert!(err.contains("barque enroll"), "{err}");
+    let (code, _, err) = run(&["hub", "init", "--data", &site.data()]);
+    assert_eq!(code, 1);
+    assert!(err.contains("already holds a hub"), "{err}");
+}
+
+fn a_hub_stops_cleanly_and_two_hubs_on_one_folder_are_refused() {
+    let site = Site::new();
+    let hub = site.hub();
+    let (code, _, err) = run(&[
+        "hub",
+        "serve",
+        "--data",
+        &site.data(),
+        "--listen",
+        "127.0.0.1:0",
+    ]);
+    assert_eq!(code, 1);
+    assert!(err.contains("another hub runs on"), "{err}");
+    assert_eq!(hub.stop(), 0);
+    assert!(!site.path().join("hub/hub.sock").exists());
+}
+
+fn unknown_settings_and_bad_flags_are_refused_by_name() {
+    let site = Site::new();
+    let file = site.path().join("barque.toml");
+    fs::write(&file, "[hub]\nlisten_on = \"x\"\n").unwrap();
+    let output = barque(&["hub", "serve", "--data", &site.data()])
+        .env("BARQUE_CONFIG", &file)
+        .output()
+        .unwrap();
+    let (code, _, err) = crate::site::ended(output);
+    assert_eq!(code, 1);
+    assert!(
+        err.contains("listen_on") && err.contains("barque.toml"),
+        "{err}"
+    );
+    assert_eq!(run(&["push", "--sate", "x"]).0, 2);
+    let (code, _, err) = run(&[
+        "hub",
+        "spoke",
+        "add",
+        "s",
+        "--expires",
+        "60",
+        "--data",
+        &site.data(),
+    ]);
+    assert_eq!(code, 1);
+    assert!(err.contains("unit"), "{err}");
+}
+
+fn files_are_listed_by_name_in_pages_and_read_by_token() {
+    let site = Site::new();
+    let hub = site.hub_with("127.0.0.1:0", &["--plain"]);
+    let spoke = site.spoke("s");
+    let name = "d/m/a b#100%.parquet";
+    spoke.put(name, &tiny(1));
+    spoke.put("d/n/b.parquet", &tiny(2));
+    spoke.push();
+    let list = json(&[
+        "hub",
+        "files",
+        "--prefix",
+        "s/d/m/",
+        "--data",
+        &site.data(),
+        "--json",
+    ]);
+    assert_eq!(list["files"].as_array().unwrap().len(), 1);
+    assert_eq!(list["files"][0]["measurement"], "m");
+    let added = json(&[
+        "hub",
+        "token",
+        "add",
+        "--name",
+        "me",
+        "--data",
+        &site.data(),
+        "--json",
+    ]);
+    let token = added["token"].as_str().unwrap().to_owned();
+    let get = |method: &str, path: &str, token: &str| {
+        crate::http::call(&hub.address, method, path, Some(token), b"")
+    };
+    let page = get("GET", "/api/v1/files?limit=1", &token).json();
+    assert_eq!(page["next_after_path"], format!("s/{name}"));
+    let url = barque_bundle::wire::file_url_path(&format!("s/{name}"));
+    let file = get("GET", &url, &token);
+    assert_eq!(
+        (file.status, file.body.as_slice()),
+        (200, tiny(1).as_slice())
+    );
+    let digest = barque_bundle::Sha256Digest::of(&tiny(1)).to_string();
+    assert!(
+        file.head.contains(&format!("etag: \"{digest}\"")),
+        "{}",
+        file.head
+    );
+    let head = get("HEAD", &url, &token);
+    assert_eq!((head.status, head.body.len()), (200, 0));
+    assert!(
+        head.head
+            .contains(&format!("content-length: {}", tiny(1).len())),
+        "{}",
+        head.head
+    );
+    assert_eq!(
+        get("GET", "/api/v1/files/s/d/m/none.parquet", &token).status,
+        404
+    );
+    assert_eq!(
+        get("GET", "/api/v1/files/s/..%2f..%2fidentity.json", &token).status,
+        404
+    );
+    assert_eq!(get("GET", "/api/v1/tokens", &token).status, 403);
+    json(&["hub", "token", "rm", "me", "--data", &site.data(), "--json"]);
+    assert_eq!(get("GET", &url, &token).code(), "bearer_unknown");
+    for (path, status) in [
+        ("/healthz", 200),
+        ("/readyz", 200),
+        ("/hub/status", 401),
+        ("/nothing", 404),
+    ] {
+        assert_eq!(
+            crate::http::call(&hub.address, "GET", path, None, b"").status,
+            status,
+            "{path}"
+        );
+    }
+}
+
+fn a_vanished_pending_file_is_skipped_and_not_failed() {
+    let site = Site::new();
+    let hub = site.hub();
+    let address = hub.address.clone();
+    let spoke = site.spoke("s");
+    let gone = spoke.put("d/m/gone.parquet", &tiny(1));
+    spoke.put("d/m/stays.parquet", &tiny(2));
+    hub.kill();
+    assert_eq!(spoke.push().code, 75);
+    fs::remove_file(gone).unwrap();
+    let _hub = site.hub_with(&address, &[]);
+    let pass = spoke.push();
+    assert_eq!(
+        (
+            pass.code,
+            pass.count("sent"),
+            pass.count("skipped"),
+            pass.count("failed")
+        ),
+        (0, 1, 1, 0)
+    );
+    assert_eq!(pass.report["skipped_by"]["vanished"], 1);
+    site.assert_landed(&[&spoke]);
+}
+
+fn every_verb_has_an_example_in_its_help() {
+    for verb in [
+        &["push"][..],
+        &["status"],
+        &["enroll"],
+        &["ledger", "requeue"],
+        &["ledger", "dismiss"],
+        &["hub", "init"],
+        &["hub", "serve"],
+        &["hub", "spoke", "add"],
+        &["hub", "spoke", "ls"],
+        &["hub", "token", "add"],
+        &["hub", "token", "ls"],
+        &["hub", "token", "rm"],
+        &["hub", "files"],
+        &["hub", "status"],
+        &["sample"],
+        &["demo"],
+    ] {
+        let mut args = verb.to_vec();
+        args.push("--help");
+        let (code, out, _) = run(&args);
+        assert!(code == 0 && out.contains("Example"), "{verb:?}");
+    }
+}
+
+fn sample_data_lands_with_tls_and_the_status_counts_it() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let source = spoke.source().display().to_string();
+    let written = json(&["sample", &source, "--files", "24", "--json"]);
+    let pass = spoke.push();
+    assert_eq!((pass.code, pass.count("sent")), (0, 24));
+    assert_eq!(pass.count("bytes_sent"), written["bytes"].as_u64().unwrap());
+    site.assert_landed(&[&spoke]);
+    wait_for("the hub heard the check-in", || {
+        let list = json(&["hub", "spoke", "ls", "--data", &site.data(), "--json"]);
+        list["spokes"][0]["files"] == 24 && list["spokes"][0]["last_seen"].is_string()
+    });
+    assert_eq!(
+        json(&["hub", "status", "--data", &site.data(), "--json"])["files"],
+        24
+    );
+}

@@ -1,0 +1,350 @@
+//! One hub and its spokes in a temporary folder, as real processes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use barque_bundle::Sha256Digest;
+use serde_json::Value;
+
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The program under test, deaf to the machine's settings.
+pub fn barque(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_barque"));
+    command
+        .args(args)
+        .env("BARQUE_CONFIG", "/dev/null")
+        .stdin(Stdio::null());
+    command
+}
+
+pub fn run(args: &[&str]) -> (i32, String, String) {
+    ended(barque(args).output().unwrap())
+}
+
+pub fn ended(output: Output) -> (i32, String, String) {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    (
+        output.status.code().unwrap_or(-1),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
+}
+
+/// Runs to a successful end and reads its JSON.
+pub fn json(args: &[&str]) -> Value {
+    let (code, out, err) = run(args);
+    assert_eq!(code, 0, "barque {}: {err}", args.join(" "));
+    serde_json::from_str(&out).unwrap()
+}
+
+/// Waits until the condition holds; panics after the deadline.
+pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < end, "waited in vain: {what}");
+        std::thread::yield_now();
+        std::thread::park_timeout(Duration::from_millis(2));
+    }
+}
+
+pub struct Site {
+    dir: tempfile::TempDir,
+}
+
+impl Site {
+    /// A folder in which a hub was made; others than its user may pass through.
+    pub fn new() -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("barque-test-")
+            .tempdir()
+            .unwrap();
+        open_to_all(dir.path());
+        let site = Self { dir };
+        json(&["hub", "init", "--data", &site.data(), "--json"]);
+        site
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn data(&self) -> String {
+        self.path().join("hub").display().to_string()
+    }
+
+    pub fn landing(&self) -> PathBuf {
+        self.path().join("hub/landing")
+    }
+
+    pub fn hub(&self) -> HubProcess {
+        self.hub_with("127.0.0.1:0", &[])
+    }
+
+    pub fn hub_with(&self, listen: &str, more: &[&str]) -> HubProcess {
+        let data = self.data();
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.path().join("hub.log"));
+        let child = barque(&["hub", "serve", "--data", &data, "--listen", listen])
+            .args(more)
+            .stdout(Stdio::null())
+            .stderr(log.unwrap())
+            .spawn()
+            .unwrap();
+        let mut hub = HubProcess {
+            child,
+            address: String::new(),
+        };
+        let url = json(&["hub", "status", "--data", &data, "--json"])["url"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        hub.address = url.split("://").nth(1).unwrap().to_owned();
+        hub
+    }
+
+    /// A spoke with an empty source, enrolled; files need not lie still for long.
+    pub fn spoke(&self, name: &str) -> Spoke {
+        let spoke = Spoke {
+            name: name.to_owned(),
+            dir: self.path().join(name),
+        };
+        fs::create_dir_all(spoke.source()).unwrap();
+        let added = json(&[
+            "hub",
+            "spoke",
+            "add",
+            name,
+            "--data",
+            &self.data(),
+            "--json",
+        ]);
+        spoke.enroll(added["token"].as_str().unwrap());
+        spoke
+    }
+
+    /// Landed name to digest, size and state, as the hub lists it.
+    pub fn manifest(&self) -> BTreeMap<String, (String, u64, String)> {
+        let list = json(&["hub", "files", "--data", &self.data(), "--json"]);
+        list["files"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|f| {
+                let text = |k: &str| f[k].as_str().unwrap().to_owned();
+                (
+                    text("path"),
+                    (
+                        text("sha256"),
+                        f["size_bytes"].as_u64().unwrap(),
+                        text("state"),
+                    ),
+                )
+            })
+            .collect()
+    }
+
+    /// Holds when exactly these spokes' sources have landed, bit for bit, and nothing else.
+    pub fn assert_landed(&self, spokes: &[&Spoke]) {
+        let mut expected = BTreeMap::new();
+        for spoke in spokes {
+            for (path, bytes) in tree(&spoke.source()) {
+                expected.insert(format!("{}/{path}", spoke.name), bytes);
+            }
+        }
+        assert_eq!(tree(&self.landing()), expected);
+    }
+}
+
+pub fn open_to_all(path: &Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Every file below a folder by its path: digest and size.
+pub fn tree(root: &Path) -> BTreeMap<String, (Sha256Digest, u64)> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for item in fs::read_dir(&folder).into_iter().flatten() {
+            let path = item.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path
+                    .strip_prefix(root)
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_owned();
+                let mut file = fs::File::open(&path).unwrap();
+                found.insert(name, Sha256Digest::of_reader(&mut file).unwrap());
+            }
+        }
+    }
+    found
+}
+
+pub struct HubProcess {
+    child: Child,
+    /// Host and port.
+    pub address: String,
+}
+
+impl HubProcess {
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM, and its exit code.
+    pub fn stop(mut self) -> i32 {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").arg(&pid).status().unwrap().success());
+        self.child.wait().unwrap().code().unwrap_or(-1)
+    }
+}
+
+impl Drop for HubProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub struct Spoke {
+    pub name: String,
+    dir: PathBuf,
+}
+
+/// What a pass ended with.
+#[derive(Debug)]
+pub struct Pass {
+    pub code: i32,
+    pub report: Value,
+    pub stderr: String,
+}
+
+impl Pass {
+    pub fn count(&self, key: &str) -> u64 {
+        self.report[key]
+            .as_u64()
+            .unwrap_or_else(|| panic!("no {key} in {self:?}"))
+    }
+
+    /// Holds when every file that was discovered is in exactly one of the counts.
+    pub fn assert_closes(&self) {
+        let parts = [
+            "present",
+            "sent",
+            "conflict",
+            "modified",
+            "failed",
+            "skipped",
+            "not_settled",
+            "left",
+        ];
+        let sum: u64 = parts.iter().map(|k| self.count(k)).sum();
+        assert_eq!(self.count("discovered"), sum, "{self:?}");
+    }
+}
+
+impl Spoke {
+    pub fn source(&self) -> PathBuf {
+        self.dir.join("source")
+    }
+
+    pub fn state(&self) -> String {
+        self.dir.join("state").display().to_string()
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.dir.join("state/spoke.toml")
+    }
+
+    pub fn enroll(&self, token: &str) {
+        let source = self.source().display().to_string();
+        json(&[
+            "enroll",
+            token,
+            "--state",
+            &self.state(),
+            "--source",
+            &source,
+            "--json",
+        ]);
+        self.edit_config("settle = \"2s\"", "settle = \"50ms\"");
+    }
+
+    pub fn edit_config(&self, from: &str, to: &str) {
+        let text = fs::read_to_string(self.config()).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(self.config(), text.replace(from, to)).unwrap();
+    }
+
+    pub fn put(&self, path: &str, bytes: &[u8]) -> PathBuf {
+        let at = self.source().join(path);
+        fs::create_dir_all(at.parent().unwrap()).unwrap();
+        fs::write(&at, bytes).unwrap();
+        at
+    }
+
+    pub fn push_command(&self) -> Command {
+        barque(&["push", "--json", "--state", &self.state()])
+    }
+
+    pub fn start_push(&self) -> Child {
+        self.push_command()
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    pub fn push(&self) -> Pass {
+        let pass = pass_of(self.push_command().output().unwrap());
+        pass.assert_closes();
+        pass
+    }
+
+    pub fn status(&self) -> Value {
+        json(&["status", "--json", "--state", &self.state()])["hubs"][0].clone()
+    }
+}
+
+pub fn pass_of(output: Output) -> Pass {
+    let (code, out, stderr) = ended(output);
+    let report = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out:?} {stderr}"));
+    Pass {
+        code,
+        report,
+        stderr,
+    }
+}
+
+/// A whole Parquet file by structure, different for each number.
+pub fn tiny(n: u64) -> Vec<u8> {
+    sized(n, 64)
+}
+
+/// A whole Parquet file by structure of this many bytes of pages.
+pub fn sized(n: u64, bytes: usize) -> Vec<u8> {
+    let mut file = b"PAR1".to_vec();
+    let mut x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    while file.len() < bytes + 4 {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        file.extend_from_slice(&x.to_le_bytes());
+    }
+    file.extend_from_slice(&n.to_le_bytes());
+    // A struct with one i32, then its length and the magic.
+    file.extend_from_slice(&[0x15, 2, 0, 3, 0, 0, 0]);
+    file.extend_from_slice(b"PAR1");
+    file
+}
