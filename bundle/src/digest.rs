@@ -180,10 +180,7 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
     if !bytes.len().is_multiple_of(2) {
         return None;
     }
-    bytes
-        .chunks_exact(2)
-        .map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?))
-        .collect()
+    bytes.chunks_exact(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
 }
 
 #[cfg(test)]
@@ -212,10 +209,7 @@ mod tests {
 
     #[test]
     fn length_prefixes_keep_borders_apart() {
-        assert_ne!(
-            length_prefixed(&[b"ab", b"c"]),
-            length_prefixed(&[b"a", b"bc"])
-        );
+        assert_ne!(length_prefixed(&[b"ab", b"c"]), length_prefixed(&[b"a", b"bc"]));
         assert_eq!(length_prefixed(&[b"ab", b""]), b"2:ab0:");
     }
 }

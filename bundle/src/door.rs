@@ -94,10 +94,7 @@ pub fn check(file: &mut (impl Read + Seek)) -> Result<Kind, DoorError> {
     }
     if head == Kind::Plain {
         file.seek(SeekFrom::Start(size - 8 - u64::from(len)))?;
-        let mut footer = Footer {
-            inner: BufReader::new(file),
-            left: u64::from(len),
-        };
+        let mut footer = Footer { inner: BufReader::new(file), left: u64::from(len) };
         footer.skip_struct(0)?;
         if footer.left != 0 && footer.left != FOOTER_SIGNATURE_BYTES {
             return Err(DoorError::Footer("it ends before the footer does"));
@@ -233,14 +230,7 @@ mod tests {
     }
 
     fn file(magic: &[u8; 4], footer: &[u8], len: u32) -> Vec<u8> {
-        [
-            magic.as_slice(),
-            b"pages",
-            footer,
-            &len.to_le_bytes(),
-            magic,
-        ]
-        .concat()
+        [magic.as_slice(), b"pages", footer, &len.to_le_bytes(), magic].concat()
     }
 
     fn verdict(bytes: &[u8]) -> Result<Kind, &'static str> {
@@ -258,10 +248,7 @@ mod tests {
         assert_eq!(verdict(b"PAR1\0\0\0\0PAR1"), Err("parquet_footer_empty"));
         assert_eq!(verdict(&good[..n - 1]), Err("parquet_tail_magic"));
         assert_eq!(verdict(&good[..n / 2]), Err("parquet_tail_magic"));
-        assert_eq!(
-            verdict(&[&good[..], b"\n"].concat()),
-            Err("parquet_tail_magic")
-        );
+        assert_eq!(verdict(&[&good[..], b"\n"].concat()), Err("parquet_tail_magic"));
         assert_eq!(verdict(b"time,host,value\n"), Err("parquet_head_magic"));
         let mut zero_tail = good.clone();
         zero_tail[n / 2..].fill(0);
@@ -275,34 +262,19 @@ mod tests {
 
     #[test]
     fn encrypted_footers_pass_unread_and_signed_ones_leave_28_bytes() {
-        assert_eq!(
-            verdict(&file(b"PARE", &[255; 9], 9)),
-            Ok(Kind::EncryptedFooter)
-        );
+        assert_eq!(verdict(&file(b"PARE", &[255; 9], 9)), Ok(Kind::EncryptedFooter));
         let signed = [&[0x15, 2, 0][..], &[7; 28]].concat();
         assert_eq!(verdict(&file(b"PAR1", &signed, 31)), Ok(Kind::Plain));
-        assert_eq!(
-            verdict(&file(b"PAR1", &signed[..30], 30)),
-            Err("parquet_footer_malformed")
-        );
+        assert_eq!(verdict(&file(b"PAR1", &signed[..30], 30)), Err("parquet_footer_malformed"));
     }
 
     #[test]
     fn a_footer_that_nests_or_counts_without_end_is_refused() {
         let deep = [0x1c; 400];
-        assert_eq!(
-            verdict(&file(b"PAR1", &deep, 400)),
-            Err("parquet_footer_malformed")
-        );
+        assert_eq!(verdict(&file(b"PAR1", &deep, 400)), Err("parquet_footer_malformed"));
         let many = [0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x0f, 0, 0, 0];
-        assert_eq!(
-            verdict(&file(b"PAR1", &many, 10)),
-            Err("parquet_footer_malformed")
-        );
+        assert_eq!(verdict(&file(b"PAR1", &many, 10)), Err("parquet_footer_malformed"));
         let long = [0x18, 0xff, 0xff, 0xff, 0xff, 0x0f, 0];
-        assert_eq!(
-            verdict(&file(b"PAR1", &long, 7)),
-            Err("parquet_footer_malformed")
-        );
+        assert_eq!(verdict(&file(b"PAR1", &long, 7)), Err("parquet_footer_malformed"));
     }
 }

@@ -27,10 +27,7 @@ pub const LINE_MAX_BYTES: usize = 16 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum EntriesError {
     #[error("line {line} of entries.jsonl is not an entry: {source}")]
-    Line {
-        line: usize,
-        source: serde_json::Error,
-    },
+    Line { line: usize, source: serde_json::Error },
     #[error("line {line} of entries.jsonl is longer than {LINE_MAX_BYTES} bytes or has no end")]
     LineLength { line: usize },
     #[error("entries.jsonl is out of order at {path}: paths ascend, each once")]
@@ -74,9 +71,7 @@ pub fn from_jsonl(mut reader: impl BufRead, max: u64) -> Result<Vec<Entry>, Entr
         let entry: Entry = serde_json::from_slice(&buffer)
             .map_err(|source| EntriesError::Line { line, source })?;
         if entries.last().is_some_and(|last| last.path >= entry.path) {
-            return Err(EntriesError::Order {
-                path: entry.path.to_string(),
-            });
+            return Err(EntriesError::Order { path: entry.path.to_string() });
         }
         if entries.len() as u64 >= max {
             return Err(EntriesError::TooMany { max });
@@ -121,10 +116,7 @@ pub(crate) mod tests {
     #[test]
     fn entries_survive_their_text_form() {
         let entries = vec![entry("a/\"quote\".parquet", 2), entry("b.parquet", 1)];
-        assert_eq!(
-            from_jsonl(to_jsonl(&entries).as_slice(), 2).unwrap(),
-            entries
-        );
+        assert_eq!(from_jsonl(to_jsonl(&entries).as_slice(), 2).unwrap(), entries);
         assert!(matches!(
             from_jsonl(to_jsonl(&entries).as_slice(), 1),
             Err(EntriesError::TooMany { max: 1 })
@@ -135,10 +127,7 @@ pub(crate) mod tests {
     fn entries_out_of_order_or_twice_are_refused() {
         for pair in [["b.parquet", "a.parquet"], ["a.parquet", "a.parquet"]] {
             let text = to_jsonl(&[entry(pair[0], 1), entry(pair[1], 2)]);
-            assert!(matches!(
-                from_jsonl(text.as_slice(), 9),
-                Err(EntriesError::Order { .. })
-            ));
+            assert!(matches!(from_jsonl(text.as_slice(), 9), Err(EntriesError::Order { .. })));
         }
     }
 

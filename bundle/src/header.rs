@@ -158,14 +158,8 @@ impl Header {
             key_id: key.public().key_id(),
         };
         let bytes = serde_json::to_vec(&header).expect("a header has only string keys");
-        let sig = key
-            .sign(LABEL, &[Sha256Digest::of(&bytes).to_string().as_bytes()])
-            .to_vec();
-        Signed {
-            value: header,
-            bytes,
-            sig,
-        }
+        let sig = key.sign(LABEL, &[Sha256Digest::of(&bytes).to_string().as_bytes()]).to_vec();
+        Signed { value: header, bytes, sig }
     }
 
     /// Reads a header without judging its signature: enough to know whose key to ask for.
@@ -201,29 +195,17 @@ impl Header {
         key: &PublicKey,
         hub_id: HubId,
     ) -> Result<(), HeaderError> {
-        key.verify(
-            LABEL,
-            &[Sha256Digest::of(bytes).to_string().as_bytes()],
-            sig,
-        )
-        .map_err(|source| HeaderError::BadSignature {
-            key_id: self.key_id.clone(),
-            source,
-        })?;
+        key.verify(LABEL, &[Sha256Digest::of(bytes).to_string().as_bytes()], sig)
+            .map_err(|source| HeaderError::BadSignature { key_id: self.key_id.clone(), source })?;
         if self.hub_id != hub_id {
-            return Err(HeaderError::OtherHub {
-                expected: hub_id,
-                found: self.hub_id,
-            });
+            return Err(HeaderError::OtherHub { expected: hub_id, found: self.hub_id });
         }
         Ok(())
     }
 
     /// Holds when the entries, read from these bytes, are the ones that the header declares.
     pub fn verify_entries(&self, jsonl: &[u8], entries: &[Entry]) -> Result<(), HeaderError> {
-        let total = entries
-            .iter()
-            .try_fold(0u64, |sum, e| sum.checked_add(e.size_bytes));
+        let total = entries.iter().try_fold(0u64, |sum, e| sum.checked_add(e.size_bytes));
         let what = if Sha256Digest::of(jsonl) != self.entries_sha256 {
             "entries_sha256 differs"
         } else if entries_digest(entries) != self.entries_digest {
@@ -297,22 +279,15 @@ pub(crate) mod tests {
         let s = signed(&entries, &key);
         let header = Header::parse(&s.bytes).unwrap();
         assert_eq!(header, s.value);
-        header
-            .verify(&s.bytes, &s.sig, &key.public(), hub(1))
-            .unwrap();
-        header
-            .verify_entries(&to_jsonl(&entries), &entries)
-            .unwrap();
+        header.verify(&s.bytes, &s.sig, &key.public(), hub(1)).unwrap();
+        header.verify_entries(&to_jsonl(&entries), &entries).unwrap();
     }
 
     #[test]
     fn a_header_for_another_hub_is_refused() {
         let key = SecretKey::from_seed([9; 32]);
         let s = signed(&[], &key);
-        let e = s
-            .value
-            .verify(&s.bytes, &s.sig, &key.public(), hub(2))
-            .unwrap_err();
+        let e = s.value.verify(&s.bytes, &s.sig, &key.public(), hub(2)).unwrap_err();
         assert_eq!(e.code(), "wrong_hub");
     }
 
@@ -321,15 +296,9 @@ pub(crate) mod tests {
         let key = SecretKey::from_seed([9; 32]);
         let text = String::from_utf8(signed(&[], &key).bytes).unwrap();
         let newer = text.replacen("\"version\":2", "\"version\":3", 1);
-        assert_eq!(
-            Header::parse(newer.as_bytes()).unwrap_err().code(),
-            "unknown_version"
-        );
+        assert_eq!(Header::parse(newer.as_bytes()).unwrap_err().code(), "unknown_version");
         let critical = text.replacen("\"critical\":[]", "\"critical\":[\"parts\"]", 1);
-        assert_eq!(
-            Header::parse(critical.as_bytes()).unwrap_err().code(),
-            "unknown_critical"
-        );
+        assert_eq!(Header::parse(critical.as_bytes()).unwrap_err().code(), "unknown_critical");
         let unknown = text.replacen("\"critical\":[]", "\"colour\":1,\"critical\":[]", 1);
         assert!(Header::parse(unknown.as_bytes()).is_ok());
     }
@@ -342,10 +311,6 @@ pub(crate) mod tests {
         let fewer = &entries[..1];
         assert!(s.value.verify_entries(&to_jsonl(fewer), fewer).is_err());
         let renumbered = [entry("a.parquet", 1), entry("b.parquet", 3)];
-        assert!(
-            s.value
-                .verify_entries(&to_jsonl(&renumbered), &renumbered)
-                .is_err()
-        );
+        assert!(s.value.verify_entries(&to_jsonl(&renumbered), &renumbered).is_err());
     }
 }

@@ -97,10 +97,7 @@ pub fn key_id(token: &str) -> Result<KeyId, JwtError> {
     if header.alg != Algorithm::EdDSA {
         return Err(JwtError::Malformed);
     }
-    header
-        .kid
-        .map(|kid| KeyId::from(kid.as_str()))
-        .ok_or(JwtError::Malformed)
+    header.kid.map(|kid| KeyId::from(kid.as_str())).ok_or(JwtError::Malformed)
 }
 
 /// What a request must be for its token to count.
@@ -130,10 +127,7 @@ pub fn verify(token: &str, key: &PublicKey, request: &Request<'_>) -> Result<Cla
 
 fn judge(claims: &Claims, request: &Request<'_>) -> Result<(), JwtError> {
     if claims.aud != request.hub_id {
-        return Err(JwtError::WrongHub {
-            expected: request.hub_id,
-            found: claims.aud,
-        });
+        return Err(JwtError::WrongHub { expected: request.hub_id, found: claims.aud });
     }
     if claims.htm != request.method || claims.htu != request.path {
         return Err(JwtError::WrongRequest);
@@ -141,20 +135,14 @@ fn judge(claims: &Claims, request: &Request<'_>) -> Result<(), JwtError> {
     let (now, hub_time) = (request.now.unix_seconds(), request.now);
     let at = |s: i64| Timestamp::from_unix_ms(s.saturating_mul(1000));
     if claims.iat.saturating_sub(SKEW_S) > now {
-        return Err(JwtError::ClockSkew {
-            iat: at(claims.iat),
-            hub_time,
-        });
+        return Err(JwtError::ClockSkew { iat: at(claims.iat), hub_time });
     }
     let lifetime = claims.exp.saturating_sub(claims.iat);
     if !(0..=LIFETIME_MAX_S).contains(&lifetime) {
         return Err(JwtError::TooLong);
     }
     if claims.exp.saturating_add(SKEW_S) < now {
-        return Err(JwtError::Expired {
-            exp: at(claims.exp),
-            hub_time,
-        });
+        return Err(JwtError::Expired { exp: at(claims.exp), hub_time });
     }
     Ok(())
 }
@@ -195,18 +183,12 @@ mod tests {
         let c = claims(1000);
         assert_eq!(judged(&c, 1, PATH, 1000), Ok(c.clone()));
         assert_eq!(judged(&c, 2, PATH, 1000), Err("wrong_hub"));
-        assert_eq!(
-            judged(&c, 1, "/api/v1/sync/bundles", 1000),
-            Err("wrong_request")
-        );
+        assert_eq!(judged(&c, 1, "/api/v1/sync/bundles", 1000), Err("wrong_request"));
         assert_eq!(judged(&c, 1, PATH, 1360), Ok(c.clone()));
         assert_eq!(judged(&c, 1, PATH, 1361), Err("token_expired"));
         assert_eq!(judged(&c, 1, PATH, 940), Ok(c.clone()));
         assert_eq!(judged(&c, 1, PATH, 939), Err("clock_skew"));
-        let long = Claims {
-            exp: c.iat + LIFETIME_MAX_S + 1,
-            ..c
-        };
+        let long = Claims { exp: c.iat + LIFETIME_MAX_S + 1, ..c };
         assert_eq!(judged(&long, 1, PATH, 1000), Err("token_too_long"));
     }
 
@@ -220,10 +202,7 @@ mod tests {
             path: PATH,
             now: Timestamp::from_unix_ms(1_000_000),
         };
-        assert_eq!(
-            verify(&token, &key.public(), &request),
-            Err(JwtError::BadSignature)
-        );
+        assert_eq!(verify(&token, &key.public(), &request), Err(JwtError::BadSignature));
         assert_eq!(key_id("eyJhbGciOiJub25lIn0.e30."), Err(JwtError::Malformed));
         assert_eq!(key_id("x"), Err(JwtError::Malformed));
     }

@@ -75,11 +75,7 @@ impl SecretKey {
 
     /// The PKCS#8 (RFC 5958) form, as TLS and JWT libraries read it.
     pub fn to_pkcs8(&self) -> Vec<u8> {
-        self.0
-            .to_pkcs8_der()
-            .expect("an Ed25519 key has a PKCS#8 form")
-            .as_bytes()
-            .to_vec()
+        self.0.to_pkcs8_der().expect("an Ed25519 key has a PKCS#8 form").as_bytes().to_vec()
     }
 
     /// The seed in base64, for a file of mode 0600 and nothing else.
@@ -98,9 +94,7 @@ impl FromStr for SecretKey {
     type Err = KeyError;
     fn from_str(text: &str) -> Result<Self, KeyError> {
         let bytes = BASE64.decode(text).map_err(|_| KeyError::Malformed)?;
-        Ok(Self::from_seed(
-            bytes.try_into().map_err(|_| KeyError::Malformed)?,
-        ))
+        Ok(Self::from_seed(bytes.try_into().map_err(|_| KeyError::Malformed)?))
     }
 }
 
@@ -117,9 +111,7 @@ pub struct PublicKey(ed25519_dalek::VerifyingKey);
 impl PublicKey {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
         let bytes: &[u8; 32] = bytes.try_into().map_err(|_| KeyError::Malformed)?;
-        ed25519_dalek::VerifyingKey::from_bytes(bytes)
-            .map(Self)
-            .map_err(|_| KeyError::Malformed)
+        ed25519_dalek::VerifyingKey::from_bytes(bytes).map(Self).map_err(|_| KeyError::Malformed)
     }
 
     pub fn as_bytes(&self) -> &[u8; 32] {
@@ -138,9 +130,7 @@ impl PublicKey {
     /// Strict verification (no small-order keys, canonical form) of what [`SecretKey::sign`] made.
     pub fn verify(&self, label: &str, parts: &[&[u8]], sig: &[u8]) -> Result<(), KeyError> {
         let sig = ed25519_dalek::Signature::from_slice(sig).map_err(|_| KeyError::BadSignature)?;
-        self.0
-            .verify_strict(&labelled(label, parts), &sig)
-            .map_err(|_| KeyError::BadSignature)
+        self.0.verify_strict(&labelled(label, parts), &sig).map_err(|_| KeyError::BadSignature)
     }
 }
 
@@ -171,9 +161,7 @@ impl Serialize for PublicKey {
 
 impl<'de> Deserialize<'de> for PublicKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -199,13 +187,8 @@ impl NodeCertificate {
         public_key: PublicKey,
         issued_at: Timestamp,
     ) -> Self {
-        let mut certificate = Self {
-            hub_id,
-            node_id,
-            public_key,
-            issued_at,
-            signature: String::new(),
-        };
+        let mut certificate =
+            Self { hub_id, node_id, public_key, issued_at, signature: String::new() };
         let sig = certificate.with_parts(|parts| root.sign(CERTIFICATE_LABEL, parts));
         certificate.signature = BASE64.encode(sig);
         certificate
@@ -214,23 +197,13 @@ impl NodeCertificate {
     /// Holds when one of the roots signed it for this hub.
     pub fn verify(&self, roots: &[PublicKey], hub_id: HubId) -> Result<(), KeyError> {
         if self.hub_id != hub_id {
-            return Err(KeyError::OtherHub {
-                expected: hub_id,
-                found: self.hub_id,
-            });
+            return Err(KeyError::OtherHub { expected: hub_id, found: self.hub_id });
         }
-        let sig = BASE64
-            .decode(&self.signature)
-            .map_err(|_| KeyError::BadSignature)?;
+        let sig = BASE64.decode(&self.signature).map_err(|_| KeyError::BadSignature)?;
         let good = |root: &PublicKey| {
-            self.with_parts(|parts| root.verify(CERTIFICATE_LABEL, parts, &sig))
-                .is_ok()
+            self.with_parts(|parts| root.verify(CERTIFICATE_LABEL, parts, &sig)).is_ok()
         };
-        if roots.iter().any(good) {
-            Ok(())
-        } else {
-            Err(KeyError::WrongRoot)
-        }
+        if roots.iter().any(good) { Ok(()) } else { Err(KeyError::WrongRoot) }
     }
 
     fn with_parts<T>(&self, f: impl FnOnce(&[&[u8]]) -> T) -> T {
@@ -254,12 +227,7 @@ mod tests {
         assert!(key.public().verify("l", &[b"a", b"b"], &sig).is_ok());
         assert!(key.public().verify("l", &[b"ab", b""], &sig).is_err());
         assert!(key.public().verify("m", &[b"a", b"b"], &sig).is_err());
-        assert!(
-            SecretKey::from_seed([8; 32])
-                .public()
-                .verify("l", &[b"a", b"b"], &sig)
-                .is_err()
-        );
+        assert!(SecretKey::from_seed([8; 32]).public().verify("l", &[b"a", b"b"], &sig).is_err());
     }
 
     #[test]
@@ -273,16 +241,10 @@ mod tests {
         let other = SecretKey::from_seed([3; 32]).public();
         assert_eq!(cert.verify(&[other], hub), Err(KeyError::WrongRoot));
         let hub2 = HubId::new(at, [2; 10]);
-        assert!(matches!(
-            cert.verify(&[root.public()], hub2),
-            Err(KeyError::OtherHub { .. })
-        ));
+        assert!(matches!(cert.verify(&[root.public()], hub2), Err(KeyError::OtherHub { .. })));
         let mut forged = cert;
         forged.node_id = "00fe".into();
-        assert_eq!(
-            forged.verify(&[root.public()], hub),
-            Err(KeyError::WrongRoot)
-        );
+        assert_eq!(forged.verify(&[root.public()], hub), Err(KeyError::WrongRoot));
     }
 
     #[test]

@@ -106,10 +106,7 @@ fn check(text: &str) -> Result<(), PathError> {
     // The shortest namespace is one byte and a slash.
     let max = LANDED_NAME_MAX_BYTES - 2;
     if text.len() > max {
-        return Err(PathError::TooLong {
-            len: text.len(),
-            max,
-        });
+        return Err(PathError::TooLong { len: text.len(), max });
     }
     if text.chars().any(char::is_control) {
         return Err(PathError::Control);
@@ -167,9 +164,7 @@ impl Serialize for FilePath {
 
 impl<'de> Deserialize<'de> for FilePath {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -182,10 +177,7 @@ impl LandedName {
     pub fn new(spoke: &SpokeId, path: &FilePath) -> Result<Self, PathError> {
         let max = LANDED_NAME_MAX_BYTES - spoke.as_str().len() - 1;
         if path.as_str().len() > max {
-            return Err(PathError::TooLong {
-                len: path.as_str().len(),
-                max,
-            });
+            return Err(PathError::TooLong { len: path.as_str().len(), max });
         }
         Ok(Self(format!("{spoke}/{path}")))
     }
@@ -234,16 +226,10 @@ fn partition_at(folders: &[&str]) -> Option<Partition> {
     let keyed = get(0)?.starts_with("year=");
     let field = |i: usize, key: &str| {
         let s = get(i)?;
-        if keyed {
-            s.strip_prefix(key)?.strip_prefix('=')
-        } else {
-            Some(s)
-        }
+        if keyed { s.strip_prefix(key)?.strip_prefix('=') } else { Some(s) }
     };
     let date = calendar(field(0, "year")?, field(1, "month")?, field(2, "day")?)?;
-    let hour = field(3, "hour")
-        .and_then(|h| number(h, 2))
-        .and_then(|h| u8::try_from(h).ok());
+    let hour = field(3, "hour").and_then(|h| number(h, 2)).and_then(|h| u8::try_from(h).ok());
     Some(partition_of(date, hour.filter(|h| *h < 24)))
 }
 
@@ -264,16 +250,10 @@ fn number(text: &str, digits: usize) -> Option<u32> {
 
 fn partition_of(date: Date, hour: Option<u8>) -> Partition {
     let time = Time::from_hms(hour.unwrap_or(0), 0, 0).unwrap_or(Time::MIDNIGHT);
-    let seconds = PrimitiveDateTime::new(date, time)
-        .assume_utc()
-        .unix_timestamp();
+    let seconds = PrimitiveDateTime::new(date, time).assume_utc().unix_timestamp();
     Partition {
         start: Timestamp::from_unix_ms(seconds * 1000),
-        precision: if hour.is_some() {
-            Precision::Hour
-        } else {
-            Precision::Day
-        },
+        precision: if hour.is_some() { Precision::Hour } else { Precision::Day },
     }
 }
 
@@ -347,13 +327,7 @@ mod tests {
         let spoke: SpokeId = "s".repeat(128).parse().unwrap();
         let folder = format!("{}/", "d".repeat(200)).repeat(4);
         let fits = format!("{folder}{}.parquet", "f".repeat(1019 - 129 - 804 - 8));
-        assert_eq!(
-            LandedName::new(&spoke, &path(&fits))
-                .unwrap()
-                .as_str()
-                .len(),
-            1019
-        );
+        assert_eq!(LandedName::new(&spoke, &path(&fits)).unwrap().as_str().len(), 1019);
         let over = format!("{folder}{}.parquet", "f".repeat(1019 - 129 - 804 - 7));
         assert!(LandedName::new(&spoke, &path(&over)).is_err());
     }
@@ -367,11 +341,7 @@ mod tests {
 
     #[test]
     fn partitions_are_read_or_absent_never_guessed() {
-        let at = |p: &str| {
-            path(p)
-                .partition()
-                .map(|p| (p.start.to_string(), p.precision))
-        };
+        let at = |p: &str| path(p).partition().map(|p| (p.start.to_string(), p.precision));
         let hour = Some(("2024-03-31T02:00:00.000Z".to_owned(), Precision::Hour));
         let day = Some(("2024-03-31T00:00:00.000Z".to_owned(), Precision::Day));
         assert_eq!(at("d/m/2024/03/31/02/x.parquet"), hour);

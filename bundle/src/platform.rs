@@ -44,10 +44,7 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     if !file.metadata()?.is_file() {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not a regular file",
-        ));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     Ok(file)
 }
@@ -56,10 +53,7 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 ///
 /// The kernel drops the lock with the process, so none outlives its owner.
 pub fn try_lock(file: &File) -> io::Result<bool> {
-    match rustix::fs::flock(
-        file.as_fd(),
-        rustix::fs::FlockOperation::NonBlockingLockExclusive,
-    ) {
+    match rustix::fs::flock(file.as_fd(), rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
         Err(e) => Err(e.into()),
@@ -79,10 +73,7 @@ pub fn effective_uid() -> u32 {
 
 /// This machine's name, for certificates and addresses.
 pub fn host_name() -> String {
-    rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned()
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Whether the error says that there is no room: disk, quota or file size limit.
@@ -98,12 +89,7 @@ pub fn is_full(error: &io::Error) -> bool {
 /// SQLite gives its journals the mode of the database, so this comes before its first opening.
 pub fn create_private(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt as _;
-    match fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-    {
+    match fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
         _ => Ok(()),
     }
@@ -169,19 +155,13 @@ const SOCKET_PATH_MAX_BYTES: usize = 107;
 impl ShortPath {
     pub fn new(path: &Path) -> io::Result<Self> {
         if path.as_os_str().len() <= SOCKET_PATH_MAX_BYTES {
-            return Ok(Self {
-                path: path.to_owned(),
-                _folder: None,
-            });
+            return Ok(Self { path: path.to_owned(), _folder: None });
         }
         let folder = File::open(path.parent().unwrap_or(Path::new(".")))?;
         let number = std::os::fd::AsRawFd::as_raw_fd(&folder);
         let name = path.file_name().unwrap_or_default();
         let path = PathBuf::from(format!("/proc/self/fd/{number}")).join(name);
-        Ok(Self {
-            path,
-            _folder: Some(folder),
-        })
+        Ok(Self { path, _folder: Some(folder) })
     }
 
     pub fn as_path(&self) -> &Path {
@@ -210,11 +190,8 @@ mod tests {
     #[test]
     fn links_folders_and_fifos_are_not_opened_and_nobody_waits() {
         let dir = tempfile::tempdir().unwrap();
-        let (real, link, fifo) = (
-            dir.path().join("real"),
-            dir.path().join("link"),
-            dir.path().join("fifo"),
-        );
+        let (real, link, fifo) =
+            (dir.path().join("real"), dir.path().join("link"), dir.path().join("fifo"));
         fs::write(&real, "x").unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
         rustix::fs::mknodat(CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();

@@ -35,19 +35,13 @@ const SIZE_UNITS: [(&str, u64); 9] = [
     ("B", 1),
 ];
 
-const DURATION_UNITS: [(&str, u64); 5] = [
-    ("ms", 1),
-    ("s", 1_000),
-    ("m", 60_000),
-    ("h", 3_600_000),
-    ("d", 86_400_000),
-];
+const DURATION_UNITS: [(&str, u64); 5] =
+    [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
 /// The number before the unit, times the unit; decimals are taken (`1.5GiB`).
 fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
-    let (number, factor) = units
-        .iter()
-        .find_map(|(unit, f)| Some((text.strip_suffix(unit)?.trim_end(), *f)))?;
+    let (number, factor) =
+        units.iter().find_map(|(unit, f)| Some((text.strip_suffix(unit)?.trim_end(), *f)))?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
     if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 6 {
@@ -72,28 +66,17 @@ impl FromStr for ByteSize {
         if is_bare(text) {
             return Err(QuantityError::BareSize(text.to_owned()));
         }
-        scaled(text.trim(), &SIZE_UNITS)
-            .map(Self)
-            .ok_or(QuantityError::Size(text.to_owned()))
+        scaled(text.trim(), &SIZE_UNITS).map(Self).ok_or(QuantityError::Size(text.to_owned()))
     }
 }
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const STEPS: [(&str, u64); 4] = [
-            ("TB", 1_000_000_000_000),
-            ("GB", 1_000_000_000),
-            ("MB", 1_000_000),
-            ("kB", 1_000),
-        ];
+        const STEPS: [(&str, u64); 4] =
+            [("TB", 1_000_000_000_000), ("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)];
         for (unit, factor) in STEPS {
             if self.0 >= factor {
-                return write!(
-                    f,
-                    "{}.{} {unit}",
-                    self.0 / factor,
-                    self.0 % factor * 10 / factor
-                );
+                return write!(f, "{}.{} {unit}", self.0 / factor, self.0 % factor * 10 / factor);
             }
         }
         write!(f, "{} B", self.0)
@@ -102,9 +85,7 @@ impl fmt::Display for ByteSize {
 
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -138,10 +119,7 @@ mod tests {
         assert_eq!("500MB".parse(), Ok(ByteSize(500_000_000)));
         assert_eq!("1.5GiB".parse(), Ok(ByteSize(1_610_612_736)));
         assert_eq!("12 B".parse(), Ok(ByteSize(12)));
-        assert!(matches!(
-            "500".parse::<ByteSize>(),
-            Err(QuantityError::BareSize(_))
-        ));
+        assert!(matches!("500".parse::<ByteSize>(), Err(QuantityError::BareSize(_))));
         assert!("5 bananas".parse::<ByteSize>().is_err());
         assert!("99999999999TB".parse::<ByteSize>().is_err());
     }

@@ -45,9 +45,7 @@ impl Ranges {
 
     /// How many numbers are in the set.
     pub fn count(&self) -> u64 {
-        self.0.iter().fold(0u64, |sum, (lo, hi)| {
-            sum.saturating_add((hi - lo).saturating_add(1))
-        })
+        self.0.iter().fold(0u64, |sum, (lo, hi)| sum.saturating_add((hi - lo).saturating_add(1)))
     }
 }
 
@@ -63,10 +61,7 @@ mod tests {
 
     #[test]
     fn neighbours_and_overlaps_become_one_range() {
-        assert_eq!(
-            Ranges::from_numbers(vec![3, 1, 2, 7, 7]).as_slice(),
-            [(1, 3), (7, 7)]
-        );
+        assert_eq!(Ranges::from_numbers(vec![3, 1, 2, 7, 7]).as_slice(), [(1, 3), (7, 7)]);
         let r = Ranges::from_ranges(vec![(5, 9), (1, 4), (20, 10), (8, 12)]);
         assert_eq!(r.as_slice(), [(1, 12)]);
         assert_eq!(r.count(), 12);
@@ -74,9 +69,6 @@ mod tests {
 
     #[test]
     fn the_whole_number_line_does_not_overflow() {
-        assert_eq!(
-            Ranges::from_ranges(vec![(0, u64::MAX), (3, 4)]).count(),
-            u64::MAX
-        );
+        assert_eq!(Ranges::from_ranges(vec![(0, u64::MAX), (3, 4)]).count(), u64::MAX);
     }
 }

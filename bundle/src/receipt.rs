@@ -91,15 +91,7 @@ pub struct OutcomeLine {
 
 impl OutcomeLine {
     pub fn new(path: FilePath, sha256: Sha256Digest, outcome: Outcome, copies: u32) -> Self {
-        Self {
-            path,
-            sha256,
-            outcome,
-            copies,
-            their_sha256: None,
-            code: None,
-            detail: None,
-        }
+        Self { path, sha256, outcome, copies, their_sha256: None, code: None, detail: None }
     }
 }
 
@@ -265,16 +257,8 @@ impl Receipt {
             certificate,
         };
         let ack = serde_json::to_vec(&head).expect("a head has only string keys");
-        let sig = key
-            .sign(LABEL, &[Sha256Digest::of(&ack).to_string().as_bytes()])
-            .to_vec();
-        Self {
-            head,
-            lines,
-            ack,
-            sig,
-            outcomes,
-        }
+        let sig = key.sign(LABEL, &[Sha256Digest::of(&ack).to_string().as_bytes()]).to_vec();
+        Self { head, lines, ack, sig, outcomes }
     }
 
     /// The verified receipt, or why it is none: signature, chain, subject and outcomes all hold.
@@ -291,9 +275,7 @@ impl Receipt {
         }
         head.certificate.verify(expected.roots, expected.hub_id)?;
         let digest = Sha256Digest::of(&ack).to_string();
-        head.certificate
-            .public_key
-            .verify(LABEL, &[digest.as_bytes()], &sig)?;
+        head.certificate.public_key.verify(LABEL, &[digest.as_bytes()], &sig)?;
         if head.hub_id != expected.hub_id {
             return Err(ReceiptError::OtherSubject("hub_id"));
         }
@@ -310,13 +292,7 @@ impl Receipt {
         if lines.windows(2).any(|w| w[0].path >= w[1].path) || Counts::of(&lines) != head.counts {
             return Err(ReceiptError::Outcomes);
         }
-        Ok(Self {
-            head,
-            lines,
-            ack,
-            sig,
-            outcomes,
-        })
+        Ok(Self { head, lines, ack, sig, outcomes })
     }
 
     pub fn to_wire(&self) -> WireReceipt {
@@ -329,11 +305,8 @@ impl Receipt {
 
     /// [`Receipt::open`] of a receipt as it stands in a JSON answer.
     pub fn open_wire(wire: WireReceipt, expected: &Expected<'_>) -> Result<Self, ReceiptError> {
-        let decode = |text: &str| {
-            BASE64
-                .decode(text)
-                .map_err(|e| ReceiptError::Malformed(e.to_string()))
-        };
+        let decode =
+            |text: &str| BASE64.decode(text).map_err(|e| ReceiptError::Malformed(e.to_string()));
         let (ack, sig) = (decode(&wire.ack)?, decode(&wire.sig)?);
         Self::open(ack, sig, wire.outcomes.into_bytes(), expected)
     }
@@ -380,22 +353,15 @@ mod tests {
             received_at: at,
             wanted: vec![],
         };
-        let lines = vec![
-            line("b.parquet", Outcome::Conflict),
-            line("a.parquet", Outcome::Registered),
-        ];
+        let lines =
+            vec![line("b.parquet", Outcome::Conflict), line("a.parquet", Outcome::Registered)];
         Receipt::sign(draft, lines, certificate, &node)
     }
 
     fn open(r: &Receipt, root: &SecretKey, spoke: &str, answers: Answers) -> Option<Receipt> {
         let roots = [root.public()];
         let spoke_id = spoke.parse().unwrap();
-        let expected = Expected {
-            roots: &roots,
-            hub_id: hub(1),
-            spoke_id: &spoke_id,
-            answers,
-        };
+        let expected = Expected { roots: &roots, hub_id: hub(1), spoke_id: &spoke_id, answers };
         Receipt::open(r.ack.clone(), r.sig.clone(), r.outcomes.clone(), &expected).ok()
     }
 
@@ -422,10 +388,7 @@ mod tests {
                 let mut bad = r.clone();
                 let bytes = [&mut bad.ack, &mut bad.sig, &mut bad.outcomes];
                 bytes.into_iter().nth(part).unwrap()[bit / 8] ^= 1 << (bit % 8);
-                assert!(
-                    open(&bad, &root, "rocket-01", answers()).is_none(),
-                    "{part} {bit}"
-                );
+                assert!(open(&bad, &root, "rocket-01", answers()).is_none(), "{part} {bit}");
             }
         }
     }

@@ -33,10 +33,7 @@ pub enum StreamError {
     #[error("the stream ends early: {missing} of {declared} files did not come")]
     EndsEarly { missing: usize, declared: u64 },
     #[error("expected the member {expected}, found {found:?}")]
-    Member {
-        expected: &'static str,
-        found: String,
-    },
+    Member { expected: &'static str, found: String },
     #[error("the member {name:?} has {size} bytes, at most {max} are read")]
     MemberTooLarge { name: String, size: u64, max: u64 },
     #[error("the member {name:?} is not a regular file")]
@@ -46,11 +43,7 @@ pub enum StreamError {
     #[error("the member {name:?} comes twice")]
     Twice { name: String },
     #[error("the member {name:?} has {found} bytes where {declared} are declared")]
-    Size {
-        name: String,
-        declared: u64,
-        found: u64,
-    },
+    Size { name: String, declared: u64, found: u64 },
     #[error("a bundle stream holds at most {STREAM_ENTRIES_MAX} files, this one declares {0}")]
     TooManyEntries(u64),
     #[error("the archive is malformed: {0}")]
@@ -98,9 +91,7 @@ pub struct Writer<W: Write> {
 impl<W: Write> Writer<W> {
     /// Starts a stream: header, signature and entries go out.
     pub fn start(out: W, header: &Signed<Header>, entries: &[Entry]) -> io::Result<Self> {
-        let mut writer = Self {
-            tar: tar::Builder::new(out),
-        };
+        let mut writer = Self { tar: tar::Builder::new(out) };
         writer.member("manifest.json", &header.bytes)?;
         writer.member("manifest.sig", &header.sig)?;
         writer.member("entries.jsonl", &entry::to_jsonl(entries))?;
@@ -114,11 +105,7 @@ impl<W: Write> Writer<W> {
     /// Sends one file. A source that is shorter than declared is filled with zeros, so that the
     /// stream stays whole and the hub's hash says `mismatch`; the digest of what was sent returns.
     pub fn file(&mut self, entry: &Entry, source: impl Read) -> io::Result<Sha256Digest> {
-        let mut exact = Exact {
-            inner: source,
-            left: entry.size_bytes,
-            hasher: Hasher::new(),
-        };
+        let mut exact = Exact { inner: source, left: entry.size_bytes, hasher: Hasher::new() };
         let name = format!("{DATA}{}", entry.path);
         self.append(&name, entry.size_bytes, &[], &mut exact)?;
         Ok(exact.hasher.finish())
@@ -185,9 +172,7 @@ struct Exact<R> {
 
 impl<R: Read> Read for Exact<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let want = usize::try_from(self.left)
-            .unwrap_or(usize::MAX)
-            .min(buffer.len());
+        let want = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
         if want == 0 {
             return Ok(0);
         }
@@ -238,13 +223,7 @@ const BLOCK: u64 = 512;
 
 impl<R: Read> Reader<R> {
     pub fn new(source: R) -> Self {
-        Self {
-            source,
-            left: 0,
-            padding: 0,
-            expected: BTreeMap::new(),
-            declared: 0,
-        }
+        Self { source, left: 0, padding: 0, expected: BTreeMap::new(), declared: 0 }
     }
 
     /// Reads header, signature and the bytes of the entries; the caller verifies them next.
@@ -257,28 +236,16 @@ impl<R: Read> Reader<R> {
         let sig = self.small("manifest.sig", 64)?;
         let max = header.entry_count * entry::LINE_MAX_BYTES as u64;
         let entries_jsonl = self.small("entries.jsonl", max)?;
-        Ok(Preamble {
-            header,
-            header_bytes,
-            sig,
-            entries_jsonl,
-        })
+        Ok(Preamble { header, header_bytes, sig, entries_jsonl })
     }
 
     /// Checks the entries against the (verified) header and expects exactly these files.
     pub fn expect_entries(&mut self, preamble: &Preamble) -> Result<Vec<Entry>, StreamError> {
-        let entries = entry::from_jsonl(
-            preamble.entries_jsonl.as_slice(),
-            preamble.header.entry_count,
-        )?;
-        preamble
-            .header
-            .verify_entries(&preamble.entries_jsonl, &entries)?;
+        let entries =
+            entry::from_jsonl(preamble.entries_jsonl.as_slice(), preamble.header.entry_count)?;
+        preamble.header.verify_entries(&preamble.entries_jsonl, &entries)?;
         self.declared = preamble.header.entry_count;
-        self.expected = entries
-            .iter()
-            .map(|e| (e.path.clone(), e.clone()))
-            .collect();
+        self.expected = entries.iter().map(|e| (e.path.clone(), e.clone())).collect();
         Ok(entries)
     }
 
@@ -288,47 +255,30 @@ impl<R: Read> Reader<R> {
         let Some(raw) = self.raw_member()? else {
             return match self.expected.len() {
                 0 => Ok(None),
-                missing => Err(StreamError::EndsEarly {
-                    missing,
-                    declared: self.declared,
-                }),
+                missing => Err(StreamError::EndsEarly { missing, declared: self.declared }),
             };
         };
-        let undeclared = || StreamError::Undeclared {
-            name: raw.name.clone(),
-        };
-        let path: FilePath = raw
-            .name
-            .strip_prefix(DATA)
-            .and_then(|p| p.parse().ok())
-            .ok_or_else(undeclared)?;
+        let undeclared = || StreamError::Undeclared { name: raw.name.clone() };
+        let path: FilePath =
+            raw.name.strip_prefix(DATA).and_then(|p| p.parse().ok()).ok_or_else(undeclared)?;
         let entry = self.expected.remove(&path).ok_or_else(undeclared)?;
         if raw.withdrawn && raw.size == 0 {
             return Ok(Some(Member::Withdrawn(entry)));
         }
         if raw.size != entry.size_bytes {
             let (declared, found) = (entry.size_bytes, raw.size);
-            return Err(StreamError::Size {
-                name: raw.name,
-                declared,
-                found,
-            });
+            return Err(StreamError::Size { name: raw.name, declared, found });
         }
         Ok(Some(Member::File(entry)))
     }
 
     /// Bytes of the current file; 0 at its end. Fails when the stream ends inside it.
     pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, StreamError> {
-        let want = usize::try_from(self.left)
-            .unwrap_or(usize::MAX)
-            .min(buffer.len());
+        let want = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
         if want == 0 {
             return Ok(0);
         }
-        let n = self
-            .source
-            .read(&mut buffer[..want])
-            .map_err(StreamError::Io)?;
+        let n = self.source.read(&mut buffer[..want]).map_err(StreamError::Io)?;
         if n == 0 {
             return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into()));
         }
@@ -360,11 +310,7 @@ impl<R: Read> Reader<R> {
     /// All of the current member, which may have at most `max` bytes.
     fn bounded(&mut self, name: &str, size: u64, max: u64) -> Result<Vec<u8>, StreamError> {
         if size > max {
-            return Err(StreamError::MemberTooLarge {
-                name: name.to_owned(),
-                size,
-                max,
-            });
+            return Err(StreamError::MemberTooLarge { name: name.to_owned(), size, max });
         }
         let mut bytes = Vec::new();
         let mut buffer = [0u8; 8192];
@@ -385,16 +331,10 @@ impl<R: Read> Reader<R> {
             let Some(header) = self.block()? else {
                 return Ok(None);
             };
-            let size = header
-                .entry_size()
-                .map_err(|e| StreamError::Archive(e.to_string()))?;
+            let size = header.entry_size().map_err(|e| StreamError::Archive(e.to_string()))?;
             let kind = header.entry_type();
             let own_name = String::from_utf8_lossy(&header.path_bytes()).into_owned();
-            self.open_member(if is_extension(kind) {
-                size
-            } else {
-                pax.size.unwrap_or(size)
-            });
+            self.open_member(if is_extension(kind) { size } else { pax.size.unwrap_or(size) });
             match kind {
                 tar::EntryType::XHeader => {
                     pax = Pax::parse(&self.bounded(&own_name, size, EXTENSION_MAX_BYTES)?)?;
@@ -413,11 +353,7 @@ impl<R: Read> Reader<R> {
                         None => own_name,
                     };
                     let size = self.left;
-                    return Ok(Some(RawMember {
-                        name,
-                        size,
-                        withdrawn: pax.withdrawn,
-                    }));
+                    return Ok(Some(RawMember { name, size, withdrawn: pax.withdrawn }));
                 }
                 _ => return Err(StreamError::NotAFile { name: own_name }),
             }
@@ -435,11 +371,7 @@ impl<R: Read> Reader<R> {
         let block = header.as_mut_bytes();
         let mut got = 0;
         while got < block.len() {
-            match self
-                .source
-                .read(&mut block[got..])
-                .map_err(StreamError::Io)?
-            {
+            match self.source.read(&mut block[got..]).map_err(StreamError::Io)? {
                 0 if got == 0 => return Ok(None),
                 0 => return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into())),
                 n => got += n,
@@ -453,18 +385,12 @@ impl<R: Read> Reader<R> {
             .enumerate()
             .map(|(i, b)| {
                 // The checksum field itself counts as spaces.
-                if (148..156).contains(&i) {
-                    32
-                } else {
-                    u32::from(*b)
-                }
+                if (148..156).contains(&i) { 32 } else { u32::from(*b) }
             })
             .sum();
         match header.cksum() {
             Ok(stated) if stated == sum => Ok(Some(header)),
-            _ => Err(StreamError::Archive(
-                "a member's header has a wrong checksum".into(),
-            )),
+            _ => Err(StreamError::Archive("a member's header has a wrong checksum".into())),
         }
     }
 }

@@ -99,9 +99,7 @@ impl<'de> Deserialize<'de> for Timestamp {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         use serde::de::Error;
         if deserializer.is_human_readable() {
-            String::deserialize(deserializer)?
-                .parse()
-                .map_err(D::Error::custom)
+            String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
         } else {
             i64::deserialize(deserializer).map(Self)
         }

@@ -137,10 +137,7 @@ pub enum BundleLine {
     /// A hint that this file is through.
     Outcome(OutcomeLine),
     /// The last line: what counts, and why it ended early if it did.
-    Done {
-        receipt: WireReceipt,
-        stopped: Option<Stopped>,
-    },
+    Done { receipt: WireReceipt, stopped: Option<Stopped> },
 }
 
 /// Why a hub ended a bundle before its last file.
@@ -205,12 +202,7 @@ impl EnrollRequest {
         let parts = proof_parts(&token.hub, &token.spoke, &token.secret, &text);
         let parts: Vec<&[u8]> = parts.iter().map(String::as_bytes).collect();
         let proof = crate::digest::hex(&key.sign(ENROLL_LABEL, &parts));
-        Self {
-            spoke_id: token.spoke.clone(),
-            secret: token.secret.clone(),
-            public_key,
-            proof,
-        }
+        Self { spoke_id: token.spoke.clone(), secret: token.secret.clone(), public_key, proof }
     }
 
     /// Whether the sender owns the key it hands in.
@@ -224,12 +216,7 @@ impl EnrollRequest {
 }
 
 fn proof_parts(hub: &HubId, spoke: &SpokeId, secret: &str, key: &str) -> [String; 4] {
-    [
-        hub.to_string(),
-        spoke.to_string(),
-        secret.to_owned(),
-        key.to_owned(),
-    ]
+    [hub.to_string(), spoke.to_string(), secret.to_owned(), key.to_owned()]
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -293,9 +280,7 @@ impl std::str::FromStr for Role {
             "reader" => Ok(Self::Reader),
             "operator" => Ok(Self::Operator),
             "admin" => Ok(Self::Admin),
-            _ => Err(format!(
-                "{text:?} is not a role; there are reader, operator and admin"
-            )),
+            _ => Err(format!("{text:?} is not a role; there are reader, operator and admin")),
         }
     }
 }
@@ -429,18 +414,13 @@ mod tests {
             hub_time: now,
             expires_at: now.plus_ms(3_600_000),
         };
-        assert_eq!(
-            EnrollToken::decode(&format!(" {}\n", token.encode())),
-            Ok(token.clone())
-        );
+        assert_eq!(EnrollToken::decode(&format!(" {}\n", token.encode())), Ok(token.clone()));
         assert_eq!(EnrollToken::decode("barque-enroll-e30"), Err(TokenError));
         assert_eq!(EnrollToken::decode("hello"), Err(TokenError));
         let request = EnrollRequest::new(&token, &SecretKey::from_seed([1; 32]));
         assert!(request.is_proven(&token.hub));
-        let stolen = EnrollRequest {
-            public_key: SecretKey::from_seed([2; 32]).public(),
-            ..request
-        };
+        let stolen =
+            EnrollRequest { public_key: SecretKey::from_seed([2; 32]).public(), ..request };
         assert!(!stolen.is_proven(&token.hub));
     }
 

@@ -8,12 +8,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 /// Carries immutable Parquet files from edge machines to a central hub, and loses none.
 #[derive(Parser, Debug)]
-#[command(
-    name = "barque",
-    version,
-    propagate_version = true,
-    arg_required_else_help = true
-)]
+#[command(name = "barque", version, propagate_version = true, arg_required_else_help = true)]
 pub struct Args {
     #[command(flatten)]
     pub global: Global,
@@ -84,21 +79,14 @@ pub enum Command {
 impl Command {
     pub fn default_log_level(&self) -> &'static str {
         match self {
-            Self::Hub {
-                verb: HubVerb::Serve(_),
-            } => "info",
+            Self::Hub { verb: HubVerb::Serve(_) } => "info",
             _ => "warn",
         }
     }
 
     /// Whether the command ends in its own way on a signal.
     pub fn handles_signals(&self) -> bool {
-        matches!(
-            self,
-            Self::Hub {
-                verb: HubVerb::Serve(_)
-            }
-        )
+        matches!(self, Self::Hub { verb: HubVerb::Serve(_) })
     }
 }
 

@@ -31,10 +31,7 @@ impl Context {
 /// Runs the verb; the exit code of a run that ended as it should.
 pub async fn run(args: Args) -> anyhow::Result<u8> {
     let file = FileConfig::load(args.global.config.as_deref())?;
-    let context = Context {
-        global: args.global,
-        file,
-    };
+    let context = Context { global: args.global, file };
     match args.command {
         Command::Push(args) => push::run(&context, &args).await,
         Command::Status(args) => status::run(&context, &args),
@@ -53,8 +50,5 @@ pub fn now() -> Timestamp {
 
 /// The real clock and the system's randomness.
 pub fn edge() -> Edge {
-    Edge {
-        clock: Arc::new(now),
-        random: Arc::new(rand::random),
-    }
+    Edge { clock: Arc::new(now), random: Arc::new(rand::random) }
 }

@@ -69,13 +69,11 @@ impl FileConfig {
     }
 
     pub fn state(&self, flag: Option<PathBuf>) -> PathBuf {
-        flag.or_else(|| self.spoke.state.clone())
-            .unwrap_or_else(|| DEFAULT_STATE.into())
+        flag.or_else(|| self.spoke.state.clone()).unwrap_or_else(|| DEFAULT_STATE.into())
     }
 
     pub fn data(&self, flag: Option<PathBuf>) -> PathBuf {
-        flag.or_else(|| self.hub.data.clone())
-            .unwrap_or_else(|| DEFAULT_DATA.into())
+        flag.or_else(|| self.hub.data.clone()).unwrap_or_else(|| DEFAULT_DATA.into())
     }
 }
 
@@ -85,9 +83,7 @@ mod tests {
 
     #[test]
     fn an_unknown_key_is_refused_with_the_ones_there_are() {
-        let e = FileConfig::parse("[hub]\nlisen = \"x\"")
-            .unwrap_err()
-            .to_string();
+        let e = FileConfig::parse("[hub]\nlisen = \"x\"").unwrap_err().to_string();
         assert!(e.contains("lisen") && e.contains("listen"), "{e}");
     }
 

@@ -41,12 +41,7 @@ pub async fn run(context: &Context, args: &DemoArgs) -> anyhow::Result<u8> {
     let folder = tempfile::Builder::new().prefix("barque-demo-").tempdir()?;
     let root = folder.path().to_owned();
     let json = context.global.json;
-    let mut demo = Demo {
-        root,
-        hub: None,
-        steps: Vec::new(),
-        json,
-    };
+    let mut demo = Demo { root, hub: None, steps: Vec::new(), json };
     let started = Instant::now();
     let outcome = tokio::task::block_in_place(|| demo.play());
     demo.table(started.elapsed());
@@ -76,11 +71,7 @@ impl Demo {
 
     fn step(&mut self, what: impl Into<String>, pid: Option<u32>, result: impl Into<String>) {
         let pid = pid.map_or(String::new(), |p| p.to_string());
-        let step = Step {
-            what: what.into(),
-            pid,
-            result: result.into(),
-        };
+        let step = Step { what: what.into(), pid, result: result.into() };
         if !self.json {
             output::say(&format!("{}: {}", step.what, step.result));
         }
@@ -103,12 +94,7 @@ impl Demo {
         let mut bytes = 0;
         for (seed, (spoke, files)) in (1..).zip(SPOKES) {
             let large = (seed == 1).then_some(LARGE);
-            let plan = Plan {
-                files,
-                rows: ROWS,
-                large,
-                seed,
-            };
+            let plan = Plan { files, rows: ROWS, large, seed };
             let written = sample::write(&self.source(spoke), &plan, |_| ())?;
             bytes += written.bytes;
             let result = format!("{} files, {}", written.files, ByteSize(written.bytes));
@@ -131,35 +117,17 @@ impl Demo {
         let status = run_json(&["hub", "status", "--data", &data, "--json"])
             .with_context(|| format!("the hub does not start, see {}", log.display()))?;
         let url = text(&status, "url");
-        self.step(
-            "hub serves",
-            Some(pid),
-            format!("{url}, {} files", number(&status, "files")),
-        );
+        self.step("hub serves", Some(pid), format!("{url}, {} files", number(&status, "files")));
         Ok(url.trim_start_matches("https://").to_owned())
     }
 
     fn enroll(&mut self, spoke: &str) -> anyhow::Result<()> {
-        let added = run_json(&[
-            "hub",
-            "spoke",
-            "add",
-            spoke,
-            "--data",
-            &self.data(),
-            "--json",
-        ])?;
+        let added = run_json(&["hub", "spoke", "add", spoke, "--data", &self.data(), "--json"])?;
         let token = text(&added, "token");
         let source = self.source(spoke).display().to_string();
         let state = self.state(spoke);
-        run_json(&[
-            "enroll", &token, "--state", &state, "--source", &source, "--json",
-        ])?;
-        self.step(
-            format!("{spoke} enrolled"),
-            None,
-            "one-time token, root pinned",
-        );
+        run_json(&["enroll", &token, "--state", &state, "--source", &source, "--json"])?;
+        self.step(format!("{spoke} enrolled"), None, "one-time token, root pinned");
         Ok(())
     }
 
@@ -176,19 +144,12 @@ impl Demo {
             let pid = hub.pid();
             hub.kill()?;
             let landed = count_files(&self.root.join("hub/landing"));
-            self.step(
-                "hub killed with -9",
-                Some(pid),
-                format!("{landed} files had landed"),
-            );
+            self.step("hub killed with -9", Some(pid), format!("{landed} files had landed"));
         }
         for (push, (spoke, _)) in pushes.into_iter().zip(SPOKES) {
             let (pid, code, report) = push?.report()?;
             let result = format!("{}, exit {code}", sent(&report));
-            ensure!(
-                code == exit::OK || code == exit::TRY_LATER,
-                "{spoke} ended with {code}"
-            );
+            ensure!(code == exit::OK || code == exit::TRY_LATER, "{spoke} ended with {code}");
             self.step(format!("{spoke} pushes"), Some(pid), result);
         }
         self.start_hub(listen)?;
@@ -203,18 +164,12 @@ impl Demo {
 
     fn start_push(&self, spoke: &str) -> anyhow::Result<Running> {
         let log = self.root.join(format!("{spoke}.log"));
-        Running::start_piped(
-            &mut barque(&["push", "--state", &self.state(spoke), "--json"]),
-            &log,
-        )
+        Running::start_piped(&mut barque(&["push", "--state", &self.state(spoke), "--json"]), &log)
     }
 
     fn push_nothing(&mut self, spoke: &str) -> anyhow::Result<()> {
         let (pid, code, report) = self.start_push(spoke)?.report()?;
-        ensure!(
-            code == exit::OK && number(&report, "sent") == 0,
-            "{spoke} sent again: {report}"
-        );
+        ensure!(code == exit::OK && number(&report, "sent") == 0, "{spoke} sent again: {report}");
         self.step(format!("{spoke} pushes again"), Some(pid), sent(&report));
         Ok(())
     }
@@ -223,27 +178,15 @@ impl Demo {
     fn change_one_file(&mut self) -> anyhow::Result<()> {
         let (spoke, _) = SPOKES[1];
         let path = "factory/temperature/2024/03/31/00/part-000.parquet";
-        let other = self
-            .source(spoke)
-            .join("factory/temperature/2024/03/31/01/part-000.parquet");
+        let other = self.source(spoke).join("factory/temperature/2024/03/31/01/part-000.parquet");
         let file = self.source(spoke).join(path);
         let original = std::fs::read(&file)?;
         std::fs::write(&file, std::fs::read(&other)?)?;
         let (pid, code, report) = self.start_push(spoke)?.report()?;
-        ensure!(
-            number(&report, "modified") == 1,
-            "not seen as modified: {report}"
-        );
+        ensure!(number(&report, "modified") == 1, "not seen as modified: {report}");
         let result = format!("{} modified, {}, exit {code}", 1, sent(&report));
         self.step("a synced file changed", Some(pid), result);
-        run_json(&[
-            "ledger",
-            "requeue",
-            path,
-            "--state",
-            &self.state(spoke),
-            "--json",
-        ])?;
+        run_json(&["ledger", "requeue", path, "--state", &self.state(spoke), "--json"])?;
         let (pid, code, report) = self.start_push(spoke)?.report()?;
         ensure!(number(&report, "conflict") == 1, "not a conflict: {report}");
         ensure!(code == exit::NEEDS_A_PERSON, "a conflict ended with {code}");
@@ -262,11 +205,7 @@ impl Demo {
             for path in files_below(&source) {
                 let relative = path.strip_prefix(&source)?;
                 let there = landed.join(relative);
-                ensure!(
-                    digest(&path)? == digest(&there)?,
-                    "{} differs",
-                    there.display()
-                );
+                ensure!(digest(&path)? == digest(&there)?, "{} differs", there.display());
                 equal += 1;
             }
         }
@@ -298,12 +237,7 @@ impl Demo {
         for s in &self.steps {
             output::line(&format!("{:width$}  {:>8}  {}", s.what, s.pid, s.result));
         }
-        output::line(&format!(
-            "{:width$}  {:>8}  {:.1} s",
-            "all",
-            "",
-            took.as_secs_f64()
-        ));
+        output::line(&format!("{:width$}  {:>8}  {:.1} s", "all", "", took.as_secs_f64()));
     }
 
     fn leave(&mut self, root: &Path) {
@@ -324,11 +258,7 @@ impl Demo {
 }
 
 fn text(value: &Value, key: &str) -> String {
-    value
-        .get(key)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-        .to_owned()
+    value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
 fn number(value: &Value, key: &str) -> u64 {

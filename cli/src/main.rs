@@ -1,10 +1,6 @@
 //! The binary `barque`: arguments in, exit code out. Only here is anything printed.
 
-#![expect(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a command line talks to people"
-)]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line talks to people")]
 
 mod args;
 mod command;
@@ -23,18 +19,12 @@ fn main() -> std::process::ExitCode {
         Ok(args) => args,
         Err(e) => {
             let _ = e.print();
-            let code = if e.use_stderr() {
-                exit::USAGE
-            } else {
-                exit::OK
-            };
+            let code = if e.use_stderr() { exit::USAGE } else { exit::OK };
             return code.into();
         }
     };
     output::start_logging(&args.global, args.command.default_log_level());
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let code = match runtime {
         Ok(runtime) => {
             let code = runtime.block_on(run(args));

@@ -50,25 +50,11 @@ pub fn write(dir: &Path, plan: &Plan, tell: impl Fn(u64)) -> anyhow::Result<Writ
         let within = i / SERIES.len() as u64;
         let hour = i64::try_from(within / FILES_AN_HOUR)?;
         let part = within % FILES_AN_HOUR;
-        let file = Sensor {
-            series,
-            hour,
-            rows: plan.rows,
-            name: format!("part-{part:03}.parquet"),
-        };
-        let codec = if i % 2 == 0 {
-            Compression::ZSTD(ZstdLevel::default())
-        } else {
-            Compression::SNAPPY
-        };
-        write_file(
-            dir,
-            &file,
-            codec,
-            plan.rows / 2 + 1,
-            &mut random,
-            &mut written,
-        )?;
+        let file =
+            Sensor { series, hour, rows: plan.rows, name: format!("part-{part:03}.parquet") };
+        let codec =
+            if i % 2 == 0 { Compression::ZSTD(ZstdLevel::default()) } else { Compression::SNAPPY };
+        write_file(dir, &file, codec, plan.rows / 2 + 1, &mut random, &mut written)?;
         if i % 50 == 0 {
             tell(i);
         }
@@ -123,19 +109,12 @@ fn write_large(
     written: &mut Written,
 ) -> anyhow::Result<()> {
     const GROUP_ROWS: u32 = 131_072;
-    let file = Sensor {
-        series: 3,
-        hour: 0,
-        rows: GROUP_ROWS,
-        name: "large.parquet".to_owned(),
-    };
+    let file = Sensor { series: 3, hour: 0, rows: GROUP_ROWS, name: "large.parquet".to_owned() };
     let batch = batch(&file, random)?;
     // Plain encoding: time and three numbers of eight bytes, and a text of nine behind its length.
     let repeats = size.0.div_ceil(u64::from(GROUP_ROWS) * (4 * 8 + 4 + 9));
     let (database, measurement, _) = SERIES[file.series];
-    let path = dir
-        .join(hour_folder(database, measurement, file.hour))
-        .join(&file.name);
+    let path = dir.join(hour_folder(database, measurement, file.hour)).join(&file.name);
     let properties = WriterProperties::builder()
         .set_compression(Compression::UNCOMPRESSED)
         .set_dictionary_enabled(false)
@@ -204,20 +183,12 @@ mod tests {
     #[test]
     fn the_same_seed_writes_the_same_files_and_all_pass_the_door() {
         let write_to = |dir: &Path| {
-            let plan = Plan {
-                files: 9,
-                rows: 20,
-                large: Some(ByteSize(1_000_000)),
-                seed: 3,
-            };
+            let plan = Plan { files: 9, rows: 20, large: Some(ByteSize(1_000_000)), seed: 3 };
             write(dir, &plan, |_| ()).unwrap()
         };
         let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let written = write_to(a.path());
-        assert_eq!(
-            (written.files, written.bytes),
-            (10, write_to(b.path()).bytes)
-        );
+        assert_eq!((written.files, written.bytes), (10, write_to(b.path()).bytes));
         assert!(written.bytes > 1_000_000);
         let first = "factory/temperature/2024/03/31/00/part-000.parquet";
         let bytes = fs::read(a.path().join(first)).unwrap();

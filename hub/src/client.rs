@@ -30,10 +30,7 @@ pub enum ClientError {
     #[error("the hub's answer is not understood")]
     Malformed(#[source] serde_json::Error),
     #[error("{path}")]
-    Io {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Io { path: PathBuf, source: std::io::Error },
 }
 
 impl ClientError {
@@ -60,25 +57,15 @@ impl AdminClient {
     /// A client of the hub that runs on a data folder; needs no token, TLS or address.
     pub fn local(data: &Path) -> Result<Self, ClientError> {
         let socket = DataFolder(data).socket();
-        let wrap = |source| ClientError::Io {
-            path: socket.clone(),
-            source,
-        };
+        let wrap = |source| ClientError::Io { path: socket.clone(), source };
         if !data.is_dir() {
             return Err(ClientError::NotRunning(data.to_owned()));
         }
         let short = platform::ShortPath::new(&socket).map_err(wrap)?;
-        let http = reqwest::Client::builder()
-            .unix_socket(short.as_path())
-            .timeout(CALL_WAIT)
-            .build()?;
+        let http =
+            reqwest::Client::builder().unix_socket(short.as_path()).timeout(CALL_WAIT).build()?;
         let local = Some((data.to_owned(), short));
-        Ok(Self {
-            http,
-            base: "http://localhost".to_owned(),
-            token: None,
-            local,
-        })
+        Ok(Self { http, base: "http://localhost".to_owned(), token: None, local })
     }
 
     /// A client of a hub elsewhere; `ca` holds the hub's `tls/ca.pem` unless the system trusts it.
@@ -90,12 +77,7 @@ impl AdminClient {
             builder = builder.tls_certs_only(reqwest::Certificate::from_pem_bundle(pem)?);
         }
         let base = url.trim_end_matches('/').to_owned();
-        Ok(Self {
-            http: builder.build()?,
-            base,
-            token: Some(token),
-            local: None,
-        })
+        Ok(Self { http: builder.build()?, base, token: Some(token), local: None })
     }
 
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {

@@ -190,10 +190,7 @@ pub fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> 
         Some((&VERSION, body)) => {
             rmp_serde::from_slice(body).map_err(|e| Error::Malformed(e.to_string()))
         }
-        Some((&found, _)) => Err(Error::CommandVersion {
-            found,
-            known: VERSION,
-        }),
+        Some((&found, _)) => Err(Error::CommandVersion { found, known: VERSION }),
         None => Err(Error::Malformed("an empty command".to_owned())),
     }
 }
@@ -232,10 +229,7 @@ mod tests {
         let mut bytes = encode(&Reply::Done);
         assert_eq!(decode::<Reply>(&bytes).unwrap(), Reply::Done);
         bytes[0] = VERSION + 1;
-        assert!(matches!(
-            decode::<Reply>(&bytes),
-            Err(Error::CommandVersion { .. })
-        ));
+        assert!(matches!(decode::<Reply>(&bytes), Err(Error::CommandVersion { .. })));
         assert!(decode::<Reply>(&[]).is_err());
     }
 }

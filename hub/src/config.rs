@@ -37,9 +37,7 @@ impl HubConfig {
     }
 
     pub fn landing(&self) -> PathBuf {
-        self.landing_dir
-            .clone()
-            .unwrap_or_else(|| self.data.join("landing"))
+        self.landing_dir.clone().unwrap_or_else(|| self.data.join("landing"))
     }
 
     /// On the landing's file system, so that a rename makes a file visible whole.

@@ -41,24 +41,13 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("{what}")]
-    Sqlite {
-        what: &'static str,
-        source: rusqlite::Error,
-    },
+    Sqlite { what: &'static str, source: rusqlite::Error },
     #[error("{what}: {path}")]
-    Io {
-        what: &'static str,
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Io { what: &'static str, path: PathBuf, source: std::io::Error },
     #[error(
         "{path} is at schema version {found}; this program knows up to {known}: use the newer program that wrote it"
     )]
-    Newer {
-        path: PathBuf,
-        found: i64,
-        known: i64,
-    },
+    Newer { path: PathBuf, found: i64, known: i64 },
     #[error(
         "a command of version {found} is in the log; this program knows up to {known}: use the newer program"
     )]

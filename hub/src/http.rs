@@ -67,10 +67,7 @@ fn routes() -> Router<Arc<Parts>> {
 }
 
 fn router(parts: Arc<Parts>, door: Door) -> Router {
-    routes()
-        .layer(middleware::from_fn(log_request))
-        .layer(Extension(door))
-        .with_state(parts)
+    routes().layer(middleware::from_fn(log_request)).layer(Extension(door)).with_state(parts)
 }
 
 /// One line an event, with the request id that the spoke logs too.
@@ -118,20 +115,9 @@ impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Operator {
         request: &mut axum::http::request::Parts,
         _state: &S,
     ) -> Result<Self, Self::Rejection> {
-        let door = request
-            .extensions
-            .get::<Door>()
-            .copied()
-            .unwrap_or(Door::Public);
-        let peer = request
-            .extensions
-            .get::<ConnectInfo<PeerUid>>()
-            .map(|c| c.0);
-        Ok(Self {
-            door,
-            peer,
-            bearer: bearer(&request.headers),
-        })
+        let door = request.extensions.get::<Door>().copied().unwrap_or(Door::Public);
+        let peer = request.extensions.get::<ConnectInfo<PeerUid>>().map(|c| c.0);
+        Ok(Self { door, peer, bearer: bearer(&request.headers) })
     }
 }
 
@@ -160,9 +146,7 @@ impl Operator {
 fn bearer(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
-    scheme
-        .eq_ignore_ascii_case("bearer")
-        .then(|| token.trim().to_owned())
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim().to_owned())
 }
 
 /// The bound listeners of a hub, before anything is served.
@@ -177,9 +161,7 @@ impl Listeners {
     pub fn bind(parts: &Parts) -> Result<Self, Error> {
         let listen = &parts.config.listen;
         let in_use = |e: std::io::Error| {
-            Error::Unusable(format!(
-                "cannot listen on {listen}: {e}; choose another with --listen"
-            ))
+            Error::Unusable(format!("cannot listen on {listen}: {e}; choose another with --listen"))
         };
         let tcp = TcpListener::bind(listen).map_err(in_use)?;
         tcp.set_nonblocking(true).map_err(in_use)?;
@@ -204,17 +186,10 @@ impl Listeners {
     ) -> Result<(), Error> {
         let (stopping, stopped) = tokio::sync::watch::channel(false);
         let socket_task = tokio::spawn(serve_socket(self.socket, Arc::clone(&parts), stopped));
-        let renewing = self
-            .tls
-            .clone()
-            .map(|tls| tokio::spawn(renew(Arc::clone(&parts), tls)));
+        let renewing = self.tls.clone().map(|tls| tokio::spawn(renew(Arc::clone(&parts), tls)));
         let handle = axum_server::Handle::new();
         let app = router(Arc::clone(&parts), Door::Public).into_make_service();
-        let lost = |source| Error::Io {
-            what: "the listener failed",
-            path: "".into(),
-            source,
-        };
+        let lost = |source| Error::Io { what: "the listener failed", path: "".into(), source };
         let serving = {
             let handle = handle.clone();
             async move {
@@ -253,10 +228,7 @@ fn tuned<A>(
     mut server: axum_server::Server<std::net::SocketAddr, A>,
 ) -> axum_server::Server<std::net::SocketAddr, A> {
     let builder = server.http_builder();
-    builder
-        .http1()
-        .timer(hyper_util::rt::TokioTimer::new())
-        .header_read_timeout(HEADER_WAIT);
+    builder.http1().timer(hyper_util::rt::TokioTimer::new()).header_read_timeout(HEADER_WAIT);
     builder
         .http2()
         .timer(hyper_util::rt::TokioTimer::new())
@@ -299,10 +271,7 @@ async fn serve_socket(
     let stop = async move {
         let _ = stopped.wait_for(|s| *s).await;
     };
-    if let Err(e) = axum::serve(listener, app)
-        .with_graceful_shutdown(stop)
-        .await
-    {
+    if let Err(e) = axum::serve(listener, app).with_graceful_shutdown(stop).await {
         tracing::error!(error = %e, "hub.sock failed");
     }
 }

@@ -55,10 +55,7 @@ pub struct Parts {
 impl Parts {
     /// The life of the manifest; known once the hub is ready.
     pub fn epoch(&self) -> HubEpoch {
-        *self
-            .epoch
-            .get()
-            .expect("calls that need the epoch wait until the hub is ready")
+        *self.epoch.get().expect("calls that need the epoch wait until the hub is ready")
     }
 
     /// Refuses while the hub catches up with its own log.
@@ -71,10 +68,7 @@ impl Parts {
             "starting",
             "the hub is starting and not ready yet; try again",
         );
-        Err(Refusal {
-            retry_after_ms: Some(1000),
-            ..refusal
-        })
+        Err(Refusal { retry_after_ms: Some(1000), ..refusal })
     }
 }
 
@@ -144,11 +138,7 @@ impl Hub {
         if orphans > 0 {
             tracing::info!(orphans, "removed unfinished files from staging");
         }
-        Ok(Self {
-            parts,
-            tasks: Tasks { ready, promoted },
-            _lock: lock,
-        })
+        Ok(Self { parts, tasks: Tasks { ready, promoted }, _lock: lock })
     }
 
     /// Serves until `stop` ends, then lets requests finish for a few seconds.
@@ -157,11 +147,7 @@ impl Hub {
         entropy: impl Fn() -> [u8; 10],
         stop: impl Future<Output = ()>,
     ) -> Result<(), Error> {
-        let Self {
-            parts,
-            tasks,
-            _lock,
-        } = self;
+        let Self { parts, tasks, _lock } = self;
         let listeners = http::Listeners::bind(&parts)?;
         let becoming = become_ready(Arc::clone(&parts), tasks, entropy());
         let background = tokio::spawn(async move {
@@ -241,10 +227,7 @@ pub fn public_url(config: &HubConfig, given: Option<&str>, port: u16) -> String 
         return url.trim_end_matches('/').to_owned();
     }
     let scheme = if config.plain { "http" } else { "https" };
-    let host = config
-        .listen
-        .rsplit_once(':')
-        .map_or(config.listen.as_str(), |(host, _)| host);
+    let host = config.listen.rsplit_once(':').map_or(config.listen.as_str(), |(host, _)| host);
     let host = match host {
         "0.0.0.0" | "[::]" | "" => platform::host_name(),
         other => other.to_owned(),
@@ -255,9 +238,5 @@ pub fn public_url(config: &HubConfig, given: Option<&str>, port: u16) -> String 
 /// The server names and TLS configuration of a hub, renewed when due.
 pub fn tls_config(parts: &Parts) -> Result<Arc<rustls::ServerConfig>, Error> {
     let names = tls::server_names(&platform::host_name(), parts.url.get().map(String::as_str));
-    tls::server_config(
-        &DataFolder(&parts.config.data).tls(),
-        &names,
-        (parts.clock)(),
-    )
+    tls::server_config(&DataFolder(&parts.config.data).tls(), &names, (parts.clock)())
 }

@@ -74,15 +74,8 @@ impl Identity {
             node.public(),
             seeds.now,
         );
-        let identity = Self {
-            hub_id,
-            node_id,
-            root,
-            node,
-            certificate,
-            url,
-            created_at: seeds.now,
-        };
+        let identity =
+            Self { hub_id, node_id, root, node, certificate, url, created_at: seeds.now };
         tls::create(&folder.tls(), &identity.root, seeds.now)?;
         // A folder whose init was cut short has a log and no identity; start over.
         for leftover in ["raft.db", "raft.db-wal", "raft.db-shm"] {
@@ -128,10 +121,7 @@ impl Identity {
             let (found, known) = (s.version.into(), VERSION.into());
             return Err(Error::Newer { path, found, known });
         }
-        let key = |text: &str| {
-            text.parse::<SecretKey>()
-                .map_err(|e| malformed(e.to_string()))
-        };
+        let key = |text: &str| text.parse::<SecretKey>().map_err(|e| malformed(e.to_string()));
         Ok(Self {
             hub_id: s.hub_id,
             node_id: s.node_id,

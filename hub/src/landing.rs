@@ -37,11 +37,8 @@ impl Landing {
     pub fn open(root: &Path, staging: &Path) -> Result<Self, Error> {
         make_folder(root, FOLDER_MODE)?;
         make_folder(staging, 0o700)?;
-        let device = |p: &Path| {
-            fs::metadata(p)
-                .map(|m| m.dev())
-                .map_err(Error::io("cannot look at", p))
-        };
+        let device =
+            |p: &Path| fs::metadata(p).map(|m| m.dev()).map_err(Error::io("cannot look at", p));
         if device(root)? != device(staging)? {
             return Err(Error::Unusable(format!(
                 "{} and {} are on different file systems, so files could not appear whole; \
@@ -51,9 +48,7 @@ impl Landing {
             )));
         }
         probe(staging)?;
-        Ok(Self {
-            root: root.to_owned(),
-        })
+        Ok(Self { root: root.to_owned() })
     }
 
     pub fn root(&self) -> &Path {
@@ -115,9 +110,8 @@ impl Landing {
 
     /// Makes the names in these files' folders durable, each folder and its parents once.
     pub fn sync_folders_of<'a>(&self, landed: impl Iterator<Item = &'a str>) -> io::Result<()> {
-        let folders: std::collections::BTreeSet<PathBuf> = landed
-            .filter_map(|l| self.path(l).parent().map(Path::to_owned))
-            .collect();
+        let folders: std::collections::BTreeSet<PathBuf> =
+            landed.filter_map(|l| self.path(l).parent().map(Path::to_owned)).collect();
         folders.iter().try_for_each(|f| platform::sync_folder(f))
     }
 
@@ -169,15 +163,9 @@ fn probe_in(dir: &Path) -> io::Result<Option<&'static str>> {
     }
     platform::sync_folder(dir)?;
     if let Err(e) = fs::write(dir.join("n".repeat(255)), "") {
-        let too_long = matches!(
-            e.kind(),
-            io::ErrorKind::InvalidFilename | io::ErrorKind::InvalidInput
-        );
-        return if too_long {
-            Ok(Some("holds no names of 255 bytes"))
-        } else {
-            Err(e)
-        };
+        let too_long =
+            matches!(e.kind(), io::ErrorKind::InvalidFilename | io::ErrorKind::InvalidInput);
+        return if too_long { Ok(Some("holds no names of 255 bytes")) } else { Err(e) };
     }
     if dir.join("A").exists() {
         return Ok(Some("takes names that differ by case for one"));
@@ -199,15 +187,9 @@ mod tests {
         let landing = Landing::open(&dir.path().join("l"), &dir.path().join("s")).unwrap();
         assert_eq!(landing.target("s/a/b.parquet").unwrap(), Target::Free);
         fs::create_dir_all(landing.path("s/a/b.parquet")).unwrap();
-        assert!(matches!(
-            landing.target("s/a/b.parquet").unwrap(),
-            Target::Blocked(_)
-        ));
+        assert!(matches!(landing.target("s/a/b.parquet").unwrap(), Target::Blocked(_)));
         fs::write(landing.path("s/x"), "").unwrap();
-        assert!(matches!(
-            landing.target("s/x/b.parquet").unwrap(),
-            Target::Blocked(_)
-        ));
+        assert!(matches!(landing.target("s/x/b.parquet").unwrap(), Target::Blocked(_)));
         fs::write(landing.path("s/a/c.parquet"), "").unwrap();
         assert_eq!(landing.target("s/a/c.parquet").unwrap(), Target::File);
     }
@@ -218,19 +200,12 @@ mod tests {
         let staging = dir.path().join("s");
         let landing = Landing::open(&dir.path().join("l"), &staging).unwrap();
         fs::write(staging.join("1"), "one").unwrap();
-        landing
-            .promote(&staging.join("1"), "s/d/m/f.parquet")
-            .unwrap();
+        landing.promote(&staging.join("1"), "s/d/m/f.parquet").unwrap();
         fs::write(staging.join("2"), "two").unwrap();
-        let e = landing
-            .promote(&staging.join("2"), "s/d/m/f.parquet")
-            .unwrap_err();
+        let e = landing.promote(&staging.join("2"), "s/d/m/f.parquet").unwrap_err();
         assert_eq!(e.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(landing.path("s/d/m/f.parquet")).unwrap(), b"one");
-        let mode = fs::metadata(landing.path("s/d"))
-            .unwrap()
-            .permissions()
-            .mode();
+        let mode = fs::metadata(landing.path("s/d")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, FOLDER_MODE);
     }
 }

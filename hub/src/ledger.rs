@@ -44,34 +44,19 @@ impl Ledger {
     pub fn open(path: &Path) -> Result<Self, Error> {
         barque_bundle::platform::create_private(path).map_err(Error::io("cannot make", path))?;
         let mut connection = Connection::open(path).map_err(wrap())?;
-        connection
-            .pragma_update(None, "journal_mode", "WAL")
-            .map_err(wrap())?;
-        connection
-            .pragma_update(None, "synchronous", "FULL")
-            .map_err(wrap())?;
-        connection
-            .pragma_update(None, "journal_size_limit", 16 << 20)
-            .map_err(wrap())?;
-        connection
-            .busy_timeout(std::time::Duration::from_secs(10))
-            .map_err(wrap())?;
-        let found: i64 = connection
-            .query_row("PRAGMA user_version", [], |r| r.get(0))
-            .map_err(wrap())?;
+        connection.pragma_update(None, "journal_mode", "WAL").map_err(wrap())?;
+        connection.pragma_update(None, "synchronous", "FULL").map_err(wrap())?;
+        connection.pragma_update(None, "journal_size_limit", 16 << 20).map_err(wrap())?;
+        connection.busy_timeout(std::time::Duration::from_secs(10)).map_err(wrap())?;
+        let found: i64 =
+            connection.query_row("PRAGMA user_version", [], |r| r.get(0)).map_err(wrap())?;
         if found > SCHEMA_VERSION {
-            return Err(Error::Newer {
-                path: path.to_owned(),
-                found,
-                known: SCHEMA_VERSION,
-            });
+            return Err(Error::Newer { path: path.to_owned(), found, known: SCHEMA_VERSION });
         }
         if found == 0 {
             let tx = connection.transaction().map_err(wrap())?;
-            tx.execute_batch(include_str!("ledger/schema.sql"))
-                .map_err(wrap())?;
-            tx.pragma_update(None, "user_version", SCHEMA_VERSION)
-                .map_err(wrap())?;
+            tx.execute_batch(include_str!("ledger/schema.sql")).map_err(wrap())?;
+            tx.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(wrap())?;
             tx.commit().map_err(wrap())?;
         }
         Ok(Self(Arc::new(Mutex::new(connection))))
@@ -83,9 +68,7 @@ impl Ledger {
 
     fn number(c: &Connection, name: &str) -> rusqlite::Result<u64> {
         let value: Option<i64> = c
-            .query_row("SELECT value FROM state WHERE name = ?1", [name], |r| {
-                r.get(0)
-            })
+            .query_row("SELECT value FROM state WHERE name = ?1", [name], |r| r.get(0))
             .optional()?;
         Ok(value.map_or(0, unsigned))
     }
@@ -144,8 +127,7 @@ impl Ledger {
         self.lock()
             .prepare_cached("SELECT stage_no FROM staged WHERE path = ?1 AND sha256 = ?2 LIMIT 1")
             .and_then(|mut s| {
-                s.query_row(params![landed, sha256.as_bytes()], |r| r.get::<_, i64>(0))
-                    .optional()
+                s.query_row(params![landed, sha256.as_bytes()], |r| r.get::<_, i64>(0)).optional()
             })
             .map(|n| n.map(unsigned))
             .map_err(wrap())

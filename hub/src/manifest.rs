@@ -54,36 +54,21 @@ fn connect(path: &Path) -> Result<Connection, Error> {
     let wrap = || Error::sql("manifest.db cannot be opened");
     barque_bundle::platform::create_private(path).map_err(Error::io("cannot make", path))?;
     let mut connection = Connection::open(path).map_err(wrap())?;
-    connection
-        .pragma_update(None, "journal_mode", "WAL")
-        .map_err(wrap())?;
+    connection.pragma_update(None, "journal_mode", "WAL").map_err(wrap())?;
     // The log is purged only up to a checkpoint, so a lost tail is applied again.
-    connection
-        .pragma_update(None, "synchronous", "NORMAL")
-        .map_err(wrap())?;
-    connection
-        .pragma_update(None, "journal_size_limit", 64 << 20)
-        .map_err(wrap())?;
-    connection
-        .busy_timeout(std::time::Duration::from_secs(10))
-        .map_err(wrap())?;
+    connection.pragma_update(None, "synchronous", "NORMAL").map_err(wrap())?;
+    connection.pragma_update(None, "journal_size_limit", 64 << 20).map_err(wrap())?;
+    connection.busy_timeout(std::time::Duration::from_secs(10)).map_err(wrap())?;
     connection.set_prepared_statement_cache_capacity(64);
-    let found: i64 = connection
-        .query_row("PRAGMA user_version", [], |r| r.get(0))
-        .map_err(wrap())?;
+    let found: i64 =
+        connection.query_row("PRAGMA user_version", [], |r| r.get(0)).map_err(wrap())?;
     if found > SCHEMA_VERSION {
-        return Err(Error::Newer {
-            path: path.to_owned(),
-            found,
-            known: SCHEMA_VERSION,
-        });
+        return Err(Error::Newer { path: path.to_owned(), found, known: SCHEMA_VERSION });
     }
     if found == 0 {
         let tx = connection.transaction().map_err(wrap())?;
-        tx.execute_batch(include_str!("manifest/schema.sql"))
-            .map_err(wrap())?;
-        tx.pragma_update(None, "user_version", SCHEMA_VERSION)
-            .map_err(wrap())?;
+        tx.execute_batch(include_str!("manifest/schema.sql")).map_err(wrap())?;
+        tx.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(wrap())?;
         tx.commit().map_err(wrap())?;
     }
     Ok(connection)
@@ -94,9 +79,7 @@ impl StateMachine for Manifest {
 
     fn raft_state(&self) -> Result<Option<Vec<u8>>, Error> {
         self.connection
-            .query_row("SELECT value FROM meta WHERE key = 'raft_state'", [], |r| {
-                r.get(0)
-            })
+            .query_row("SELECT value FROM meta WHERE key = 'raft_state'", [], |r| r.get(0))
             .optional()
             .map_err(Error::sql("the Raft position cannot be read"))
     }
@@ -107,9 +90,7 @@ impl StateMachine for Manifest {
         let mut replies = Vec::with_capacity(commands.len());
         for bytes in commands {
             let envelope: Envelope = command::decode(bytes)?;
-            replies.push(command::encode(
-                &apply::apply(&tx, &envelope).map_err(wrap())?,
-            ));
+            replies.push(command::encode(&apply::apply(&tx, &envelope).map_err(wrap())?));
         }
         tx.execute(
             "INSERT OR REPLACE INTO meta (key, value) VALUES ('raft_state', ?1)",
@@ -126,9 +107,7 @@ impl StateMachine for Manifest {
         let wrap = || Error::sql("manifest.db cannot be checkpointed");
         let (busy, _, _): (i64, i64, i64) = self
             .connection
-            .query_row("PRAGMA wal_checkpoint(FULL)", [], |r| {
-                Ok((r.get(0)?, r.get(1)?, r.get(2)?))
-            })
+            .query_row("PRAGMA wal_checkpoint(FULL)", [], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?)))
             .map_err(wrap())?;
         // A reader held part of the WAL back: then the WAL itself is what has to be on disk.
         let mut files = vec![self.path.clone()];
@@ -158,12 +137,9 @@ impl StateMachine for Manifest {
         {
             let backup =
                 rusqlite::backup::Backup::new(&source, &mut self.connection).map_err(wrap())?;
-            backup
-                .run_to_completion(1024, std::time::Duration::ZERO, None)
-                .map_err(wrap())?;
+            backup.run_to_completion(1024, std::time::Duration::ZERO, None).map_err(wrap())?;
         }
-        self.position
-            .send_replace(query::counter(&self.connection, "position")?);
+        self.position.send_replace(query::counter(&self.connection, "position")?);
         std::fs::remove_file(file).map_err(Error::io("cannot remove", file))
     }
 }
@@ -185,12 +161,8 @@ impl SnapshotView for View {
 fn open_reader(path: &Path) -> Result<Connection, Error> {
     let wrap = || Error::sql("manifest.db cannot be opened for reading");
     let connection = Connection::open(path).map_err(wrap())?;
-    connection
-        .pragma_update(None, "query_only", true)
-        .map_err(wrap())?;
-    connection
-        .busy_timeout(std::time::Duration::from_secs(10))
-        .map_err(wrap())?;
+    connection.pragma_update(None, "query_only", true).map_err(wrap())?;
+    connection.busy_timeout(std::time::Duration::from_secs(10)).map_err(wrap())?;
     connection.set_prepared_statement_cache_capacity(32);
     Ok(connection)
 }
@@ -207,19 +179,12 @@ const IDLE_MAX: usize = 8;
 
 impl Readers {
     fn new(path: PathBuf) -> Self {
-        Self {
-            path,
-            idle: Arc::default(),
-        }
+        Self { path, idle: Arc::default() }
     }
 
     /// Runs a read on this thread, which it may block for the time of the query.
     pub fn read<T>(&self, f: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
-        let idle = self
-            .idle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let connection = idle.map_or_else(|| open_reader(&self.path), Ok)?;
         let answer = f(&connection);
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);

@@ -58,21 +58,15 @@ impl Promoter {
     /// One page of changes (or, below the horizon, a full comparison); the cursor afterwards.
     pub fn step(&self) -> Result<u64, Error> {
         let cursor = self.ledger.promotion_cursor()?;
-        let (head, horizon) = self.readers.read(|c| {
-            Ok((
-                query::counter(c, "position")?,
-                query::counter(c, "horizon")?,
-            ))
-        })?;
+        let (head, horizon) = self
+            .readers
+            .read(|c| Ok((query::counter(c, "position")?, query::counter(c, "horizon")?)))?;
         if cursor < horizon {
             self.compare_all()?;
-            self.ledger
-                .record_promoted(&[], Some(head), (self.clock)())?;
+            self.ledger.record_promoted(&[], Some(head), (self.clock)())?;
             return Ok(head);
         }
-        let rows = self
-            .readers
-            .read(|c| query::changes_for_node(c, self.node_id, cursor, STEP))?;
+        let rows = self.readers.read(|c| query::changes_for_node(c, self.node_id, cursor, STEP))?;
         let end = if rows.len() < STEP as usize {
             head.max(cursor)
         } else {
@@ -87,9 +81,7 @@ impl Promoter {
     fn compare_all(&self) -> Result<(), Error> {
         let mut after = 0;
         loop {
-            let rows = self
-                .readers
-                .read(|c| query::held_by_node(c, self.node_id, after, STEP))?;
+            let rows = self.readers.read(|c| query::held_by_node(c, self.node_id, after, STEP))?;
             let Some(last) = rows.last() else {
                 return Ok(());
             };
@@ -115,19 +107,14 @@ impl Promoter {
                 ),
                 Err(source) => {
                     let path = self.landing.path(&row.landed);
-                    return Err(Error::Io {
-                        what: "cannot promote",
-                        path,
-                        source,
-                    });
+                    return Err(Error::Io { what: "cannot promote", path, source });
                 }
             }
         }
         self.landing
             .sync_folders_of(promoted.iter().map(|p| p.landed.as_str()))
             .map_err(Error::io("cannot sync folders below", self.landing.root()))?;
-        self.ledger
-            .record_promoted(&promoted, cursor, (self.clock)())
+        self.ledger.record_promoted(&promoted, cursor, (self.clock)())
     }
 
     /// None when something foreign is in the way.
@@ -142,10 +129,7 @@ impl Promoter {
         match self.landing.promote(&staged, &row.landed) {
             Ok(()) => Ok(Some(done(Some(row.stage_no)))),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-                if !self
-                    .landing
-                    .holds(&row.landed, &row.sha256, row.size_bytes)?
-                {
+                if !self.landing.holds(&row.landed, &row.sha256, row.size_bytes)? {
                     return Ok(None);
                 }
                 self.staging.remove(row.stage_no)?;
@@ -153,9 +137,7 @@ impl Promoter {
             }
             // The rename happened before a crash, the mark did not.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let is_there = self
-                    .landing
-                    .holds(&row.landed, &row.sha256, row.size_bytes)?;
+                let is_there = self.landing.holds(&row.landed, &row.sha256, row.size_bytes)?;
                 Ok(is_there.then(|| done(Some(row.stage_no))))
             }
             Err(e) if is_in_the_way(&e) => Ok(None),
@@ -166,8 +148,5 @@ impl Promoter {
 
 /// A foreign file where a folder has to be, or the other way round.
 fn is_in_the_way(e: &io::Error) -> bool {
-    matches!(
-        e.kind(),
-        io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory
-    )
+    matches!(e.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory)
 }

@@ -58,12 +58,7 @@ impl Proposer {
     /// Starts the task that groups; it ends with the last handle.
     pub fn start(node: Arc<Node>, clock: Clock) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        let proposer = Self {
-            node,
-            clock,
-            queue,
-            counts: Arc::default(),
-        };
+        let proposer = Self { node, clock, queue, counts: Arc::default() };
         let core = Core {
             node: Arc::clone(&proposer.node),
             clock: Arc::clone(&proposer.clock),
@@ -86,12 +81,7 @@ impl Proposer {
         let mut waiting = Vec::new();
         for (operations, bytes) in split(operations) {
             let (answer, reply) = oneshot::channel();
-            let group = Group {
-                bundle: bundle.clone(),
-                operations,
-                bytes,
-                answer,
-            };
+            let group = Group { bundle: bundle.clone(), operations, bytes, answer };
             self.queue.send(group).await.map_err(|_| stopping())?;
             waiting.push(reply);
         }
@@ -104,20 +94,13 @@ impl Proposer {
 
     /// The reply to one command that goes out alone.
     pub async fn command(&self, command: Command) -> Result<Reply, Refusal> {
-        let envelope = Envelope {
-            at: (self.clock)(),
-            command,
-        };
+        let envelope = Envelope { at: (self.clock)(), command };
         propose(&self.node, command::encode(&envelope)).await
     }
 }
 
 fn stopping() -> Refusal {
-    Refusal::new(
-        ErrorKind::Unavailable,
-        "stopping",
-        "the hub is stopping; try again",
-    )
+    Refusal::new(ErrorKind::Unavailable, "stopping", "the hub is stopping; try again")
 }
 
 /// A generous estimate of an operation's bytes on the wire.
@@ -183,13 +166,8 @@ impl Core {
     async fn propose_groups(&self, groups: Vec<Group>) {
         let (batch, answers) = join(groups);
         self.counts.proposals.fetch_add(1, Ordering::Relaxed);
-        self.counts
-            .operations
-            .fetch_add(batch.operations.len() as u64, Ordering::Relaxed);
-        let envelope = Envelope {
-            at: (self.clock)(),
-            command: Command::Batch(batch),
-        };
+        self.counts.operations.fetch_add(batch.operations.len() as u64, Ordering::Relaxed);
+        let envelope = Envelope { at: (self.clock)(), command: Command::Batch(batch) };
         let reply = propose(&self.node, command::encode(&envelope)).await;
         let mut replies = match reply {
             Ok(Reply::Batch(replies)) => replies.into_iter(),
@@ -226,9 +204,7 @@ fn join(groups: Vec<Group>) -> (Batch, Waiting) {
             })
         });
         answers.push((group.operations.len(), group.answer));
-        batch
-            .operations
-            .extend(group.operations.into_iter().map(|op| at_index(op, index)));
+        batch.operations.extend(group.operations.into_iter().map(|op| at_index(op, index)));
     }
     (batch, answers)
 }
@@ -288,11 +264,8 @@ mod tests {
 
     #[test]
     fn ten_thousand_files_with_the_longest_paths_are_ten_proposals_below_two_mebibytes() {
-        let path = format!(
-            "{}{}.parquet",
-            format!("{}/", "d".repeat(200)).repeat(4),
-            "f".repeat(205)
-        );
+        let path =
+            format!("{}{}.parquet", format!("{}/", "d".repeat(200)).repeat(4), "f".repeat(205));
         assert_eq!(path.len(), 1017);
         let operation = |seq| {
             Operation::Register(command::Register {
@@ -302,25 +275,15 @@ mod tests {
                 size_bytes: u64::MAX / 4,
                 seq,
                 modified_at: Timestamp::from_unix_ms(i64::MAX / 4),
-                holder: Some(command::Holder {
-                    node_id: u64::MAX / 2,
-                    stage_no: seq,
-                }),
+                holder: Some(command::Holder { node_id: u64::MAX / 2, stage_no: seq }),
             })
         };
         let parts = split((0..10_000).map(operation).collect());
         assert_eq!(parts.len(), 10);
         for (operations, bytes) in parts {
             assert_eq!(operations.len(), 1000);
-            let encoded = command::encode(&Batch {
-                bundles: vec![],
-                operations,
-            })
-            .len();
-            assert!(
-                encoded <= bytes && encoded < BATCH_BYTES_MAX,
-                "{encoded} {bytes}"
-            );
+            let encoded = command::encode(&Batch { bundles: vec![], operations }).len();
+            assert!(encoded <= bytes && encoded < BATCH_BYTES_MAX, "{encoded} {bytes}");
         }
     }
 }

@@ -64,33 +64,23 @@ async fn run(
 ) {
     let (items_out, items) = mpsc::channel(WAITING);
     let (bundle_out, bundle) = oneshot::channel();
-    let stager = stage::Stager {
-        parts: Arc::clone(&parts),
-        caller,
-    };
+    let stager = stage::Stager { parts: Arc::clone(&parts), caller };
     let staging = tokio::task::spawn_blocking(move || stager.run(source, bundle_out, &items_out));
     let bundle = match bundle.await {
         Ok(bundle) => bundle,
         Err(_) => {
             let refusal = match staging.await {
                 Ok(Err(e)) => log_and_refuse(&e),
-                _ => Refusal::new(
-                    ErrorKind::Internal,
-                    "hub_fault",
-                    "the hub met a fault of its own",
-                ),
+                _ => {
+                    Refusal::new(ErrorKind::Internal, "hub_fault", "the hub met a fault of its own")
+                }
             };
             let _ = opened.send(Err(refusal));
             return;
         }
     };
     let _ = opened.send(Ok(()));
-    let mut settler = Settler {
-        parts,
-        bundle: Arc::new(bundle),
-        lines,
-        settled: Vec::new(),
-    };
+    let mut settler = Settler { parts, bundle: Arc::new(bundle), lines, settled: Vec::new() };
     let mut stopped = settler.settle_all(items).await.err();
     match staging.await {
         Ok(Ok(())) => {}
@@ -201,9 +191,7 @@ impl Settler {
             }
             synced
         });
-        let done = done
-            .await
-            .unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
+        let done = done.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
         done.map_err(|e| log_and_refuse(&e))
     }
 
@@ -249,9 +237,7 @@ impl Settler {
             }
             Ok(lines)
         });
-        let lines = lines
-            .await
-            .unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
+        let lines = lines.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
         for line in lines.map_err(|e| log_and_refuse(&e))? {
             self.tell(line);
         }
@@ -265,11 +251,7 @@ impl Settler {
 
     /// Signs the receipt over all that was settled and sends it, to whoever still listens.
     async fn finish(self, stopped: Option<Refusal>) {
-        let position = self
-            .parts
-            .readers
-            .read_async(|c| query::counter(c, "position"))
-            .await;
+        let position = self.parts.readers.read_async(|c| query::counter(c, "position")).await;
         let position = match position {
             Ok(position) => position,
             Err(e) => {
@@ -294,21 +276,14 @@ impl Settler {
             wanted: Vec::new(),
         };
         let identity = &self.parts.identity;
-        let receipt = Receipt::sign(
-            draft,
-            self.settled,
-            identity.certificate.clone(),
-            &identity.node,
-        );
+        let receipt =
+            Receipt::sign(draft, self.settled, identity.certificate.clone(), &identity.node);
         let stopped = stopped.map(|r| Stopped {
             status: r.kind.http_status(),
             code: r.code.to_owned(),
             detail: r.detail,
         });
-        let _ = self.lines.try_send(BundleLine::Done {
-            receipt: receipt.to_wire(),
-            stopped,
-        });
+        let _ = self.lines.try_send(BundleLine::Done { receipt: receipt.to_wire(), stopped });
     }
 }
 
@@ -333,10 +308,9 @@ fn line_of(entry: &Entry, reply: &OperationReply) -> Option<OutcomeLine> {
         OperationReply::AlreadyPresent { copies, .. } => {
             Some(line(Outcome::AlreadyPresent, *copies))
         }
-        OperationReply::Conflict { theirs } => Some(OutcomeLine {
-            their_sha256: Some(*theirs),
-            ..line(Outcome::Conflict, 0)
-        }),
+        OperationReply::Conflict { theirs } => {
+            Some(OutcomeLine { their_sha256: Some(*theirs), ..line(Outcome::Conflict, 0) })
+        }
         OperationReply::Removed => Some(line(Outcome::Removed, 0)),
         _ => None,
     }

@@ -47,11 +47,7 @@ pub async fn reconcile(
             request.entries.len()
         );
         let refusal = Refusal::new(ErrorKind::TooLarge, "too_many_entries", detail);
-        return Err(Refusal {
-            max_entries: Some(RECONCILE_ENTRIES_MAX),
-            ..refusal
-        }
-        .into());
+        return Err(Refusal { max_entries: Some(RECONCILE_ENTRIES_MAX), ..refusal }.into());
     }
     let mut head = parts.position.clone();
     let reached = head.wait_for(|p| *p >= request.seen_position);
@@ -60,10 +56,7 @@ pub async fn reconcile(
 
     let spoke = caller.spoke_id.clone();
     let entries = request.entries;
-    let sorted = parts
-        .readers
-        .read_async(move |c| sort(c, &spoke, entries))
-        .await?;
+    let sorted = parts.readers.read_async(move |c| sort(c, &spoke, entries)).await?;
     let check_in = Operation::CheckIn(CheckIn {
         spoke_id: caller.spoke_id.clone(),
         key_id: caller.key_id.clone(),
@@ -91,21 +84,10 @@ pub async fn reconcile(
     let (wanted, position) = parts
         .readers
         .read_async(move |c| {
-            Ok((
-                query::wanted(c, &spoke, WANTED_MAX)?,
-                query::counter(c, "position")?,
-            ))
+            Ok((query::wanted(c, &spoke, WANTED_MAX)?, query::counter(c, "position")?))
         })
         .await?;
-    Ok(answer(
-        parts,
-        caller,
-        sorted,
-        body_sha256,
-        wanted,
-        seen,
-        position,
-    ))
+    Ok(answer(parts, caller, sorted, body_sha256, wanted, seen, position))
 }
 
 fn answer(
@@ -129,34 +111,20 @@ fn answer(
         wanted: wanted.clone(),
     };
     let of = |outcome| {
-        sorted
-            .lines
-            .iter()
-            .filter(move |l| l.outcome == outcome)
-            .map(|l| l.path.to_string())
+        sorted.lines.iter().filter(move |l| l.outcome == outcome).map(|l| l.path.to_string())
     };
     let conflicts = sorted
         .lines
         .iter()
         .filter_map(|l| {
             let their_sha256 = l.their_sha256?;
-            Some(ConflictLine {
-                path: l.path.to_string(),
-                their_sha256,
-            })
+            Some(ConflictLine { path: l.path.to_string(), their_sha256 })
         })
         .collect();
-    let (present, removed) = (
-        of(Outcome::AlreadyPresent).collect(),
-        of(Outcome::Removed).collect(),
-    );
+    let (present, removed) =
+        (of(Outcome::AlreadyPresent).collect(), of(Outcome::Removed).collect());
     let identity = &parts.identity;
-    let receipt = Receipt::sign(
-        draft,
-        sorted.lines,
-        identity.certificate.clone(),
-        &identity.node,
-    );
+    let receipt = Receipt::sign(draft, sorted.lines, identity.certificate.clone(), &identity.node);
     ReconcileResponse {
         missing: sorted.missing,
         present,
@@ -209,10 +177,9 @@ fn sort(c: &Connection, spoke: &SpokeId, entries: Vec<WireEntry>) -> Result<Sort
         };
         let line = match row.state {
             FileState::Removed => line(Outcome::Removed, 0),
-            _ if row.sha256 != entry.sha256 => OutcomeLine {
-                their_sha256: Some(row.sha256),
-                ..line(Outcome::Conflict, 0)
-            },
+            _ if row.sha256 != entry.sha256 => {
+                OutcomeLine { their_sha256: Some(row.sha256), ..line(Outcome::Conflict, 0) }
+            }
             FileState::Held => line(Outcome::AlreadyPresent, row.copies),
             FileState::Lost | FileState::Replaced => {
                 sorted.missing.push(entry.path);

@@ -48,33 +48,17 @@ impl Caller {
             return Err(Refusal::new(
                 ErrorKind::Forbidden,
                 "spoke_disabled",
-                format!(
-                    "{} is disabled on this hub; an operator has to enable it",
-                    row.spoke_id
-                ),
+                format!("{} is disabled on this hub; an operator has to enable it", row.spoke_id),
             )
             .into());
         }
-        let query::KeyRow {
-            spoke_id,
-            public_key,
-            ..
-        } = row;
-        Ok(Self {
-            spoke_id,
-            key_id,
-            public_key,
-            digest: claims.dig,
-        })
+        let query::KeyRow { spoke_id, public_key, .. } = row;
+        Ok(Self { spoke_id, key_id, public_key, digest: claims.dig })
     }
 
     /// Holds when the body, or the header's entries, are the ones the token was signed for.
     pub fn check_digest(&self, found: Sha256Digest) -> Result<(), Refusal> {
-        if self.digest == found {
-            Ok(())
-        } else {
-            Err(refuse(JwtError::WrongBody))
-        }
+        if self.digest == found { Ok(()) } else { Err(refuse(JwtError::WrongBody)) }
     }
 }
 
@@ -86,10 +70,7 @@ fn refuse(e: JwtError) -> Refusal {
         }
         _ => None,
     };
-    Refusal {
-        hub_time,
-        ..Refusal::new(e.kind(), e.code(), e.to_string())
-    }
+    Refusal { hub_time, ..Refusal::new(e.kind(), e.code(), e.to_string()) }
 }
 
 /// The role of a bearer token; refused when there is none or it is unknown.
@@ -103,16 +84,14 @@ pub fn role_of(readers: &Readers, token: Option<&str>) -> Result<Role, Error> {
     };
     let token = token.ok_or_else(missing)?;
     let hash = Sha256Digest::of(token.as_bytes());
-    readers
-        .read(|c| query::token_role(c, &hash))?
-        .ok_or_else(|| {
-            Refusal::new(
-                ErrorKind::Unauthenticated,
-                "bearer_unknown",
-                "the bearer token is not known here",
-            )
-            .into()
-        })
+    readers.read(|c| query::token_role(c, &hash))?.ok_or_else(|| {
+        Refusal::new(
+            ErrorKind::Unauthenticated,
+            "bearer_unknown",
+            "the bearer token is not known here",
+        )
+        .into()
+    })
 }
 
 /// Refuses a role below the one that is needed.
@@ -123,10 +102,6 @@ pub fn require(role: Role, needed: Role) -> Result<(), Refusal> {
     Err(Refusal::new(
         ErrorKind::Forbidden,
         "role_too_low",
-        format!(
-            "this needs the role {}, the token has {}",
-            needed.as_str(),
-            role.as_str()
-        ),
+        format!("this needs the role {}, the token has {}", needed.as_str(), role.as_str()),
     ))
 }

@@ -30,11 +30,7 @@ impl Staging {
     /// Opens the folder; numbers go on above all that were ever given out.
     pub fn open(folder: &Path, ledger: Ledger) -> Result<Self, Error> {
         let next = ledger.stage_ceiling()? + 1;
-        Ok(Self {
-            folder: folder.to_owned(),
-            ledger,
-            numbers: Mutex::new((next, next)),
-        })
+        Ok(Self { folder: folder.to_owned(), ledger, numbers: Mutex::new((next, next)) })
     }
 
     pub fn folder(&self) -> &Path {
@@ -46,10 +42,7 @@ impl Staging {
     }
 
     fn next_number(&self) -> Result<u64, Error> {
-        let mut numbers = self
-            .numbers
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if numbers.0 == numbers.1 {
             let first = self.ledger.reserve_stage_numbers(RESERVED)?;
             *numbers = (first, first + RESERVED);
@@ -60,11 +53,7 @@ impl Staging {
 
     /// The highest number given out so far: everything after it is newer.
     pub fn newest_number(&self) -> u64 {
-        self.numbers
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .0
-            - 1
+        self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).0 - 1
     }
 
     /// A new, empty file to write and hash into; it is deleted unless it is kept.
@@ -82,13 +71,7 @@ impl Staging {
             Ok(file)
         };
         let file = open().map_err(Error::io("cannot stage", &path))?;
-        Ok(Incoming {
-            stage_no,
-            path,
-            file,
-            hasher: Hasher::new(),
-            is_kept: false,
-        })
+        Ok(Incoming { stage_no, path, file, hasher: Hasher::new(), is_kept: false })
     }
 
     /// Makes whole files durable, with their names; after an error none of them may be trusted.
@@ -99,14 +82,12 @@ impl Staging {
                 .chunks(per_thread)
                 .map(|part| {
                     scope.spawn(move || {
-                        part.iter()
-                            .try_for_each(|n| platform::sync(&File::open(self.path(*n))?))
+                        part.iter().try_for_each(|n| platform::sync(&File::open(self.path(*n))?))
                     })
                 })
                 .collect();
             threads.into_iter().try_for_each(|t| {
-                t.join()
-                    .unwrap_or_else(|_| Err(io::Error::other("a syncing thread panicked")))
+                t.join().unwrap_or_else(|_| Err(io::Error::other("a syncing thread panicked")))
             })
         })?;
         platform::sync_folder(&self.folder)

@@ -20,10 +20,7 @@ pub fn remove_orphans(parts: &Parts) -> Result<u64, Error> {
     for stage_no in parts.staging.present()? {
         if !parts.ledger.is_staged(stage_no)? {
             let path = parts.staging.path(stage_no);
-            parts
-                .staging
-                .remove(stage_no)
-                .map_err(Error::io("cannot remove", path))?;
+            parts.staging.remove(stage_no).map_err(Error::io("cannot remove", path))?;
             removed += 1;
         }
     }
@@ -55,10 +52,7 @@ fn delete_below(parts: &Parts, floor: u64) -> Result<u64, Error> {
             })?;
             if !named {
                 let path = parts.staging.path(row.stage_no);
-                parts
-                    .staging
-                    .remove(row.stage_no)
-                    .map_err(Error::io("cannot remove", path))?;
+                parts.staging.remove(row.stage_no).map_err(Error::io("cannot remove", path))?;
                 parts.ledger.forget_staged(row.stage_no)?;
                 removed += 1;
             }

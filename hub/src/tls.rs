@@ -61,12 +61,7 @@ pub fn create(folder: &Path, root: &SecretKey, now: Timestamp) -> Result<(), Err
     ca_params.use_authority_key_identifier_extension = true;
     let ca_cert = ca_params.signed_by(&ca_key, &issuer).map_err(tls)?;
     write(folder, "ca.key", &ca_key.serialize_pem(), 0o600)?;
-    write(
-        folder,
-        "ca.pem",
-        &format!("{}{}", ca_cert.pem(), root_cert.pem()),
-        0o644,
-    )
+    write(folder, "ca.pem", &format!("{}{}", ca_cert.pem(), root_cert.pem()), 0o644)
 }
 
 fn write(folder: &Path, name: &str, text: &str, mode: u32) -> Result<(), Error> {
@@ -92,18 +87,16 @@ pub fn server_config(
     names: &[String],
     now: Timestamp,
 ) -> Result<Arc<rustls::ServerConfig>, Error> {
-    let issued: Option<Issued> = read(folder, "server.json")
-        .ok()
-        .and_then(|t| serde_json::from_str(&t).ok());
+    let issued: Option<Issued> =
+        read(folder, "server.json").ok().and_then(|t| serde_json::from_str(&t).ok());
     let is_good =
         issued.is_some_and(|i| i.names == names && i.not_after.since_ms(now) > RENEW_DAYS * DAY_MS);
     if !is_good {
         issue(folder, names, now)?;
     }
     let chain = read(folder, "server.pem")?;
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(chain.as_bytes())
-        .collect::<Result<_, _>>()
-        .map_err(tls)?;
+    let chain: Vec<CertificateDer<'static>> =
+        CertificateDer::pem_slice_iter(chain.as_bytes()).collect::<Result<_, _>>().map_err(tls)?;
     let key = PrivateKeyDer::from_pem_slice(read(folder, "server.key")?.as_bytes()).map_err(tls)?;
     let mut config = rustls::ServerConfig::builder()
         .with_no_client_auth()
@@ -119,9 +112,7 @@ fn issue(folder: &Path, names: &[String], now: Timestamp) -> Result<(), Error> {
     let issuer = Issuer::new(authority(CA_NAME, 0, now), ca_key);
     let mut params = CertificateParams::new(names.to_vec()).map_err(tls)?;
     params.distinguished_name.remove(DnType::CommonName);
-    params
-        .distinguished_name
-        .push(DnType::CommonName, "Barque hub");
+    params.distinguished_name.push(DnType::CommonName, "Barque hub");
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.use_authority_key_identifier_extension = true;
@@ -131,16 +122,8 @@ fn issue(folder: &Path, names: &[String], now: Timestamp) -> Result<(), Error> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(tls)?;
     let cert = params.signed_by(&key, &issuer).map_err(tls)?;
     write(folder, "server.key", &key.serialize_pem(), 0o600)?;
-    write(
-        folder,
-        "server.pem",
-        &format!("{}{ca_pem}", cert.pem()),
-        0o600,
-    )?;
-    let issued = Issued {
-        names: names.to_vec(),
-        not_after,
-    };
+    write(folder, "server.pem", &format!("{}{ca_pem}", cert.pem()), 0o600)?;
+    let issued = Issued { names: names.to_vec(), not_after };
     let json = serde_json::to_string(&issued).map_err(|e| Error::Malformed(e.to_string()))?;
     // Last, so that a crash in between issues again.
     write(folder, "server.json", &json, 0o600)
@@ -148,9 +131,8 @@ fn issue(folder: &Path, names: &[String], now: Timestamp) -> Result<(), Error> {
 
 /// The names a certificate carries: localhost in three forms, the host, and the public one.
 pub fn server_names(host_name: &str, url: Option<&str>) -> Vec<String> {
-    let mut names: Vec<String> = ["localhost", "127.0.0.1", "::1", host_name]
-        .map(str::to_owned)
-        .to_vec();
+    let mut names: Vec<String> =
+        ["localhost", "127.0.0.1", "::1", host_name].map(str::to_owned).to_vec();
     names.extend(url.and_then(host_of).map(str::to_owned));
     let mut seen = std::collections::BTreeSet::new();
     names.retain(|n| !n.is_empty() && seen.insert(n.clone()));
@@ -176,12 +158,7 @@ mod tests {
             server_names("box", Some("https://hub.example:7171/x")),
             ["localhost", "127.0.0.1", "::1", "box", "hub.example"]
         );
-        assert_eq!(
-            server_names("box", Some("https://[fe80::2]:1"))
-                .last()
-                .unwrap(),
-            "fe80::2"
-        );
+        assert_eq!(server_names("box", Some("https://[fe80::2]:1")).last().unwrap(), "fe80::2");
         assert_eq!(server_names("localhost", None).len(), 3);
     }
 
@@ -200,12 +177,7 @@ mod tests {
         server_config(dir.path(), &names, now.plus_ms(61 * DAY_MS)).unwrap();
         let renewed = cert();
         assert_ne!(renewed, first);
-        server_config(
-            dir.path(),
-            &server_names("other", None),
-            now.plus_ms(61 * DAY_MS),
-        )
-        .unwrap();
+        server_config(dir.path(), &server_names("other", None), now.plus_ms(61 * DAY_MS)).unwrap();
         assert_ne!(cert(), renewed);
     }
 }

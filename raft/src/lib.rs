@@ -5,6 +5,8 @@
 //! Invariants kept here: A2 (rows and Raft position move together, by the contract of
 //! [`StateMachine::apply`]) and A3 (vote and log are on disk before anyone hears of them).
 
+#![expect(clippy::result_large_err, reason = "openraft's errors are large, and rare")]
+
 pub mod log_store;
 pub mod message;
 pub mod node;

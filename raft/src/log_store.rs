@@ -28,15 +28,9 @@ pub enum LogStoreError {
     #[error("{path} has no node id; it was not made by `barque hub init`")]
     NoIdentity { path: PathBuf },
     #[error("{path} cannot be made")]
-    Create {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Create { path: PathBuf, source: std::io::Error },
     #[error("{path} cannot be used")]
-    Sqlite {
-        path: PathBuf,
-        source: rusqlite::Error,
-    },
+    Sqlite { path: PathBuf, source: rusqlite::Error },
 }
 
 /// A handle on the log; clones share one connection, so writes are in order.
@@ -50,62 +44,38 @@ impl LogStore {
     /// Makes a new log with a node id that was minted for it; the id is never changed or reused.
     pub fn create(path: &Path, node_id: u64) -> Result<Self, LogStoreError> {
         use std::os::unix::fs::OpenOptionsExt as _;
-        let wrap = |source| LogStoreError::Sqlite {
-            path: path.to_owned(),
-            source,
-        };
+        let wrap = |source| LogStoreError::Sqlite { path: path.to_owned(), source };
         // SQLite gives its journals the mode of the database.
         std::fs::OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
             .open(path)
-            .map_err(|source| LogStoreError::Create {
-                path: path.to_owned(),
-                source,
-            })?;
+            .map_err(|source| LogStoreError::Create { path: path.to_owned(), source })?;
         let mut connection = connect(path).map_err(wrap)?;
         let tx = connection.transaction().map_err(wrap)?;
         tx.execute_batch(include_str!("schema.sql")).map_err(wrap)?;
-        tx.pragma_update(None, "user_version", SCHEMA_VERSION)
-            .map_err(wrap)?;
+        tx.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(wrap)?;
         put(&tx, "node_id", &node_id).map_err(wrap)?;
         tx.commit().map_err(wrap)?;
-        Ok(Self {
-            connection: Arc::new(Mutex::new(connection)),
-            node_id,
-        })
+        Ok(Self { connection: Arc::new(Mutex::new(connection)), node_id })
     }
 
     /// Opens a log that [`LogStore::create`] made.
     pub fn open(path: &Path) -> Result<Self, LogStoreError> {
-        let wrap = |source| LogStoreError::Sqlite {
-            path: path.to_owned(),
-            source,
-        };
+        let wrap = |source| LogStoreError::Sqlite { path: path.to_owned(), source };
         let connection = connect(path).map_err(wrap)?;
-        let found: i64 = connection
-            .query_row("PRAGMA user_version", [], |r| r.get(0))
-            .map_err(wrap)?;
+        let found: i64 =
+            connection.query_row("PRAGMA user_version", [], |r| r.get(0)).map_err(wrap)?;
         if found > SCHEMA_VERSION {
-            return Err(LogStoreError::Newer {
-                path: path.to_owned(),
-                found,
-            });
+            return Err(LogStoreError::Newer { path: path.to_owned(), found });
         }
         if found < SCHEMA_VERSION {
-            return Err(LogStoreError::NoIdentity {
-                path: path.to_owned(),
-            });
+            return Err(LogStoreError::NoIdentity { path: path.to_owned() });
         }
         let node_id = get(&connection, "node_id").map_err(wrap)?;
-        let node_id = node_id.ok_or_else(|| LogStoreError::NoIdentity {
-            path: path.to_owned(),
-        })?;
-        Ok(Self {
-            connection: Arc::new(Mutex::new(connection)),
-            node_id,
-        })
+        let node_id = node_id.ok_or_else(|| LogStoreError::NoIdentity { path: path.to_owned() })?;
+        Ok(Self { connection: Arc::new(Mutex::new(connection)), node_id })
     }
 
     pub fn node_id(&self) -> u64 {
@@ -114,9 +84,7 @@ impl LogStore {
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
         // A panic inside a transaction rolls it back, so the connection itself stays sound.
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn entries(
@@ -170,10 +138,7 @@ impl LogStore {
         let mut connection = self.lock();
         let tx = connection.transaction()?;
         put(&tx, "purged", &log_id)?;
-        tx.execute(
-            "DELETE FROM log WHERE log_index <= ?1",
-            [to_sql(log_id.index)],
-        )?;
+        tx.execute("DELETE FROM log WHERE log_index <= ?1", [to_sql(log_id.index)])?;
         tx.commit()
     }
 
@@ -181,18 +146,11 @@ impl LogStore {
         let connection = self.lock();
         let last_purged_log_id: Option<LogId> = get(&connection, "purged")?;
         let last: Option<Vec<u8>> = connection
-            .query_row(
-                "SELECT entry FROM log ORDER BY log_index DESC LIMIT 1",
-                [],
-                |r| r.get(0),
-            )
+            .query_row("SELECT entry FROM log ORDER BY log_index DESC LIMIT 1", [], |r| r.get(0))
             .optional()?;
         let last = last.map(|blob| decode::<Entry>(&blob)).transpose()?;
         let last_log_id = last.map(|e| e.log_id).or(last_purged_log_id);
-        Ok(LogState {
-            last_purged_log_id,
-            last_log_id,
-        })
+        Ok(LogState { last_purged_log_id, last_log_id })
     }
 }
 
@@ -228,11 +186,8 @@ fn put<T: serde::Serialize>(c: &Connection, key: &str, value: &T) -> rusqlite::R
 }
 
 fn get<T: serde::de::DeserializeOwned>(c: &Connection, key: &str) -> rusqlite::Result<Option<T>> {
-    let blob: Option<Vec<u8>> = c
-        .query_row("SELECT value FROM state WHERE key = ?1", [key], |r| {
-            r.get(0)
-        })
-        .optional()?;
+    let blob: Option<Vec<u8>> =
+        c.query_row("SELECT value FROM state WHERE key = ?1", [key], |r| r.get(0)).optional()?;
     blob.map(|b| decode(&b)).transpose()
 }
 
@@ -267,8 +222,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     type LogReader = Self;
 
     async fn get_log_state(&mut self) -> Result<LogState<TypeConfig>, StorageError> {
-        self.state()
-            .map_err(|e| storage_error(ErrorSubject::Logs, ErrorVerb::Read, &e))
+        self.state().map_err(|e| storage_error(ErrorSubject::Logs, ErrorVerb::Read, &e))
     }
 
     async fn get_log_reader(&mut self) -> Self {
@@ -310,10 +264,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
     async fn truncate(&mut self, log_id: LogId) -> Result<(), StorageError> {
         self.lock()
-            .execute(
-                "DELETE FROM log WHERE log_index >= ?1",
-                [to_sql(log_id.index)],
-            )
+            .execute("DELETE FROM log WHERE log_index >= ?1", [to_sql(log_id.index)])
             .map(drop)
             .map_err(|e| storage_error(ErrorSubject::Logs, ErrorVerb::Delete, &e))
     }

@@ -125,16 +125,8 @@ impl<T: Transport> Client<T> {
     ) -> Result<SnapshotResponse<u64>, StreamingError<TypeConfig, Fatal<u64>>> {
         let mut offset = 0;
         loop {
-            let (data, done) = self
-                .piece(file, offset)
-                .map_err(|e| NetworkError::new(&e))?;
-            let piece = SnapshotPiece {
-                vote,
-                meta: meta.clone(),
-                offset,
-                data,
-                done,
-            };
+            let (data, done) = self.piece(file, offset).map_err(|e| NetworkError::new(&e))?;
+            let piece = SnapshotPiece { vote, meta: meta.clone(), offset, data, done };
             match self.call(&Request::Piece(piece)).await? {
                 Response::Piece(Ok(PieceAnswer::Continue { offset: next })) => offset = next,
                 Response::Piece(Ok(PieceAnswer::Installed(answer))) => return Ok(answer),
@@ -177,13 +169,9 @@ impl<T: Transport> RaftNetwork<TypeConfig> for Client<T> {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _option: RPCOption,
     ) -> Result<SnapshotResponse<u64>, StreamingError<TypeConfig, Fatal<u64>>> {
-        let path = self
-            .folder
-            .join(format!("snapshot.sending.{}", self.target));
+        let path = self.folder.join(format!("snapshot.sending.{}", self.target));
         let _ = std::fs::remove_file(&path);
-        (*snapshot.snapshot)
-            .into_file(&path)
-            .map_err(|e| NetworkError::new(&e))?;
+        (*snapshot.snapshot).into_file(&path).map_err(|e| NetworkError::new(&e))?;
         let mut file = std::fs::File::open(&path).map_err(|e| NetworkError::new(&e))?;
         // The open file stays readable; the name need not survive a crash.
         let _ = std::fs::remove_file(&path);

@@ -37,10 +37,7 @@ pub enum StartError {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ProposeError {
     #[error("this node is not the leader")]
-    NotLeader {
-        leader: Option<u64>,
-        address: Option<String>,
-    },
+    NotLeader { leader: Option<u64>, address: Option<String> },
     #[error("the Raft node has stopped: {0}")]
     Stopped(String),
 }
@@ -91,14 +88,9 @@ impl Node {
             purge_batch_size: 64,
             ..Config::default()
         };
-        let config = config
-            .validate()
-            .map_err(|e| StartError::Raft(e.to_string()))?;
+        let config = config.validate().map_err(|e| StartError::Raft(e.to_string()))?;
         let node_id = log.node_id();
-        let network = Network {
-            transport: Arc::new(transport),
-            folder: folder.clone(),
-        };
+        let network = Network { transport: Arc::new(transport), folder: folder.clone() };
         let adapter = Adapter::new(machine, folder.clone());
         let start = Raft::new(node_id, Arc::new(config), network, log, adapter);
         let raft = std::thread::scope(|s| {
@@ -108,13 +100,7 @@ impl Node {
         let raft = raft
             .map_err(|_| StartError::Raft("the starting thread panicked".to_owned()))?
             .map_err(|e| StartError::Raft(e.to_string()))?;
-        Ok(Self {
-            raft,
-            node_id,
-            runtime: Some(runtime),
-            incoming: Mutex::new(()),
-            folder,
-        })
+        Ok(Self { raft, node_id, runtime: Some(runtime), incoming: Mutex::new(()), folder })
     }
 
     pub fn node_id(&self) -> u64 {
@@ -123,8 +109,7 @@ impl Node {
 
     /// Makes this node a cluster of one, unless it already belongs to a cluster.
     pub async fn initialize(&self, address: &str) -> Result<(), ProposeError> {
-        self.initialize_members(BTreeMap::from([(self.node_id, address.to_owned())]))
-            .await
+        self.initialize_members(BTreeMap::from([(self.node_id, address.to_owned())])).await
     }
 
     /// Makes the first membership of a cluster, unless this node already has one.
@@ -132,10 +117,8 @@ impl Node {
         &self,
         members: BTreeMap<u64, String>,
     ) -> Result<(), ProposeError> {
-        let members: BTreeMap<u64, BasicNode> = members
-            .into_iter()
-            .map(|(id, a)| (id, BasicNode::new(a)))
-            .collect();
+        let members: BTreeMap<u64, BasicNode> =
+            members.into_iter().map(|(id, a)| (id, BasicNode::new(a))).collect();
         match self.raft.initialize(members).await {
             Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
             Err(e) => Err(ProposeError::Stopped(e.to_string())),
@@ -150,10 +133,7 @@ impl Node {
             Ok(answer) => Ok(answer.data.0),
             Err(RaftError::APIError(ClientWriteError::ForwardToLeader(f))) => {
                 let address = f.leader_node.map(|n| n.addr);
-                Err(ProposeError::NotLeader {
-                    leader: f.leader_id,
-                    address,
-                })
+                Err(ProposeError::NotLeader { leader: f.leader_id, address })
             }
             Err(e) => Err(ProposeError::Stopped(e.to_string())),
         }
@@ -165,16 +145,10 @@ impl Node {
             Ok(_) => Ok(()),
             Err(RaftError::APIError(CheckIsLeaderError::ForwardToLeader(f))) => {
                 let address = f.leader_node.map(|n| n.addr);
-                Err(ProposeError::NotLeader {
-                    leader: f.leader_id,
-                    address,
-                })
+                Err(ProposeError::NotLeader { leader: f.leader_id, address })
             }
             Err(RaftError::APIError(CheckIsLeaderError::QuorumNotEnough(_))) => {
-                Err(ProposeError::NotLeader {
-                    leader: None,
-                    address: None,
-                })
+                Err(ProposeError::NotLeader { leader: None, address: None })
             }
             Err(e) => Err(ProposeError::Stopped(e.to_string())),
         }
@@ -184,9 +158,7 @@ impl Node {
     pub async fn wait_for_leader(&self, timeout: Duration) -> bool {
         let mut metrics = self.raft.metrics();
         let known = metrics.wait_for(|m| m.current_leader.is_some());
-        tokio::time::timeout(timeout, known)
-            .await
-            .is_ok_and(|r| r.is_ok())
+        tokio::time::timeout(timeout, known).await.is_ok_and(|r| r.is_ok())
     }
 
     pub fn status(&self) -> NodeStatus {
@@ -202,11 +174,7 @@ impl Node {
 
     /// Makes what is applied durable and lets the log before it go.
     pub async fn checkpoint(&self) -> Result<(), ProposeError> {
-        self.raft
-            .trigger()
-            .snapshot()
-            .await
-            .map_err(|e| ProposeError::Stopped(e.to_string()))
+        self.raft.trigger().snapshot().await.map_err(|e| ProposeError::Stopped(e.to_string()))
     }
 
     /// Answers a message that a [`Transport`] brought from another node.
@@ -237,14 +205,8 @@ impl Node {
         if !piece.done || offset != piece.offset + piece.data.len() as u64 {
             return Ok(PieceAnswer::Continue { offset });
         }
-        let snapshot = Snapshot {
-            meta: piece.meta,
-            snapshot: Box::new(SnapshotFile::File(path)),
-        };
-        let answer = self
-            .raft
-            .install_full_snapshot(piece.vote, snapshot)
-            .await?;
+        let snapshot = Snapshot { meta: piece.meta, snapshot: Box::new(SnapshotFile::File(path)) };
+        let answer = self.raft.install_full_snapshot(piece.vote, snapshot).await?;
         Ok(PieceAnswer::Installed(answer))
     }
 
@@ -270,11 +232,7 @@ impl Drop for Node {
 /// Writes the piece if it goes on where the file ends; the length of the file afterwards.
 fn write_piece(path: &std::path::Path, piece: &SnapshotPiece) -> std::io::Result<u64> {
     let mut options = std::fs::OpenOptions::new();
-    let mut file = options
-        .create(true)
-        .truncate(piece.offset == 0)
-        .write(true)
-        .open(path)?;
+    let mut file = options.create(true).truncate(piece.offset == 0).write(true).open(path)?;
     let len = file.seek(SeekFrom::End(0))?;
     if len != piece.offset {
         return Ok(len);

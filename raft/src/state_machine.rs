@@ -54,10 +54,7 @@ pub(crate) struct Adapter<M> {
 impl<M: StateMachine> Adapter<M> {
     /// `folder` is where an arriving snapshot is put together.
     pub(crate) fn new(machine: M, folder: PathBuf) -> Self {
-        Self {
-            machine: Arc::new(Mutex::new(machine)),
-            folder,
-        }
+        Self { machine: Arc::new(Mutex::new(machine)), folder }
     }
 
     fn lock(&self) -> MutexGuard<'_, M> {
@@ -81,20 +78,16 @@ fn meta_of(applied: &Applied) -> SnapshotMeta {
     SnapshotMeta {
         last_log_id: applied.last,
         last_membership: applied.membership.clone(),
-        snapshot_id: applied.last.map_or_else(
-            || "empty".to_owned(),
-            |l| format!("{}-{}", l.leader_id, l.index),
-        ),
+        snapshot_id: applied
+            .last
+            .map_or_else(|| "empty".to_owned(), |l| format!("{}-{}", l.leader_id, l.index)),
     }
 }
 
 fn snapshot_of<M: StateMachine>(machine: &M) -> Result<Snapshot, StorageError> {
     let applied = applied(machine)?;
     let view = machine.view().map_err(failed(ErrorVerb::Read))?;
-    Ok(Snapshot {
-        meta: meta_of(&applied),
-        snapshot: Box::new(SnapshotFile::View(view)),
-    })
+    Ok(Snapshot { meta: meta_of(&applied), snapshot: Box::new(SnapshotFile::View(view)) })
 }
 
 pub(crate) struct Builder<M>(Arc<Mutex<M>>);
@@ -136,9 +129,7 @@ impl<M: StateMachine> RaftStateMachine<TypeConfig> for Adapter<M> {
             }
         }
         let state = rmp_serde::to_vec_named(&position).map_err(failed(ErrorVerb::Write))?;
-        let replies = machine
-            .apply(&commands, &state)
-            .map_err(failed(ErrorVerb::Write))?;
+        let replies = machine.apply(&commands, &state).map_err(failed(ErrorVerb::Write))?;
         let mut replies = replies.into_iter();
         Ok(entries
             .iter()
@@ -163,9 +154,7 @@ impl<M: StateMachine> RaftStateMachine<TypeConfig> for Adapter<M> {
         snapshot: Box<SnapshotFile>,
     ) -> Result<(), StorageError> {
         let file = self.folder.join("snapshot.installing");
-        (*snapshot)
-            .into_file(&file)
-            .map_err(failed(ErrorVerb::Write))?;
+        (*snapshot).into_file(&file).map_err(failed(ErrorVerb::Write))?;
         self.lock().install(&file).map_err(failed(ErrorVerb::Write))
     }
 

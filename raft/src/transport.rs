@@ -25,12 +25,6 @@ pub struct Alone;
 impl Transport for Alone {
     fn call<'a>(&'a self, target: u64, address: &'a str, _request: Vec<u8>) -> Answer<'a> {
         let why = "this hub is a cluster of one".to_owned();
-        Box::pin(async move {
-            Err(TransportError {
-                target,
-                address: address.to_owned(),
-                why,
-            })
-        })
+        Box::pin(async move { Err(TransportError { target, address: address.to_owned(), why }) })
     }
 }

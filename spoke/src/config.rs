@@ -37,11 +37,7 @@ fn default_settle() -> String {
 
 impl SpokeConfig {
     pub fn new(source: PathBuf) -> Self {
-        Self {
-            source,
-            settle: default_settle(),
-            hubs: Vec::new(),
-        }
+        Self { source, settle: default_settle(), hubs: Vec::new() }
     }
 
     /// Reads the file; unknown keys are refused by name.
@@ -57,22 +53,16 @@ impl SpokeConfig {
             }
             Err(e) => return Err(Error::io("cannot read", &path)(e)),
         };
-        let config: Self = toml::from_str(&text).map_err(|e| Error::Malformed {
-            path: path.clone(),
-            why: e.to_string(),
-        })?;
-        config
-            .settle_time()
-            .map_err(|why| Error::Malformed { path, why })?;
+        let config: Self = toml::from_str(&text)
+            .map_err(|e| Error::Malformed { path: path.clone(), why: e.to_string() })?;
+        config.settle_time().map_err(|why| Error::Malformed { path, why })?;
         Ok(config)
     }
 
     pub fn save(&self, state: &StateFolder) -> Result<(), Error> {
         let path = state.config();
-        let text = toml::to_string_pretty(self).map_err(|e| Error::Malformed {
-            path: path.clone(),
-            why: e.to_string(),
-        })?;
+        let text = toml::to_string_pretty(self)
+            .map_err(|e| Error::Malformed { path: path.clone(), why: e.to_string() })?;
         platform::write_durably(&path, text.as_bytes(), 0o600)
             .map_err(Error::io("cannot write", path))
     }
@@ -124,19 +114,8 @@ mod tests {
             std::fs::write(state.config(), text).unwrap();
             SpokeConfig::load(&state).map_err(|e| e.to_string())
         };
-        assert_eq!(
-            load("source = \"/d\"").unwrap(),
-            SpokeConfig::new("/d".into())
-        );
-        assert!(
-            load("source = \"/d\"\nsetle = \"2s\"")
-                .unwrap_err()
-                .contains("setle")
-        );
-        assert!(
-            load("source = \"/d\"\nsettle = \"2\"")
-                .unwrap_err()
-                .contains("unit")
-        );
+        assert_eq!(load("source = \"/d\"").unwrap(), SpokeConfig::new("/d".into()));
+        assert!(load("source = \"/d\"\nsetle = \"2s\"").unwrap_err().contains("setle"));
+        assert!(load("source = \"/d\"\nsettle = \"2\"").unwrap_err().contains("unit"));
     }
 }

@@ -39,11 +39,7 @@ pub async fn enroll(
         }
         None => {
             let key = SecretKey::from_seed((edge.random)());
-            Identity {
-                spoke_id: token.spoke.clone(),
-                key,
-                hubs: Vec::new(),
-            }
+            Identity { spoke_id: token.spoke.clone(), key, hubs: Vec::new() }
         }
     };
     // Before the call: a key that the hub took must not be lost with a crash.
@@ -64,11 +60,7 @@ pub async fn enroll(
 /// A clock that is plainly wrong (before the token was made, or after it ended) follows the token.
 fn clock_offset(token: &EnrollToken, edge: &Edge) -> i64 {
     let now = edge.now();
-    if now < token.hub_time || now > token.expires_at {
-        token.hub_time.since_ms(now)
-    } else {
-        0
-    }
+    if now < token.hub_time || now > token.expires_at { token.hub_time.since_ms(now) } else { 0 }
 }
 
 fn configuration(state: &StateFolder, source: Option<&Path>) -> Result<SpokeConfig, Error> {
@@ -103,20 +95,10 @@ fn remember(
     let series = SeriesId::new(answer.hub_time, edge.id_bytes());
     ledger.add_hub(answer.hub_id, series, offset_ms)?;
     identity.hubs.retain(|p| p.hub_id != answer.hub_id);
-    identity.hubs.push(Pin {
-        hub_id: answer.hub_id,
-        roots: vec![answer.root.clone()],
-    });
+    identity.hubs.push(Pin { hub_id: answer.hub_id, roots: vec![answer.root.clone()] });
     identity.save(state)?;
-    let urls = token
-        .urls
-        .iter()
-        .map(|u| u.trim_end_matches('/').to_owned())
-        .collect();
+    let urls = token.urls.iter().map(|u| u.trim_end_matches('/').to_owned()).collect();
     config.hubs.retain(|h| h.hub_id != answer.hub_id);
-    config.hubs.push(HubEntry {
-        hub_id: answer.hub_id,
-        urls,
-    });
+    config.hubs.push(HubEntry { hub_id: answer.hub_id, urls });
     config.save(state)
 }

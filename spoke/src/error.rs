@@ -9,24 +9,13 @@ use crate::hub_client::CallError;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{what}: {path}")]
-    Io {
-        what: &'static str,
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Io { what: &'static str, path: PathBuf, source: std::io::Error },
     #[error("{path} cannot be used")]
-    Sqlite {
-        path: PathBuf,
-        source: rusqlite::Error,
-    },
+    Sqlite { path: PathBuf, source: rusqlite::Error },
     #[error(
         "{path} is at schema version {found}; this program knows up to {known}: use the newer program that wrote it"
     )]
-    Newer {
-        path: PathBuf,
-        found: i64,
-        known: i64,
-    },
+    Newer { path: PathBuf, found: i64, known: i64 },
     #[error("{path} is malformed: {why}")]
     Malformed { path: PathBuf, why: String },
     #[error("another pass is already running on {path}: {since}")]

@@ -43,9 +43,7 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 /// The wait after the n-th link fault in a row (from 1): doubled each time, then jittered down to
 /// as little as half, never less than the hub asked for, never over 10 s.
 pub fn backoff(nth: u32, asked: Option<Duration>, random: u8) -> Duration {
-    let doubled = BASE
-        .saturating_mul(1 << nth.saturating_sub(1).min(16))
-        .min(WAIT_MAX);
+    let doubled = BASE.saturating_mul(1 << nth.saturating_sub(1).min(16)).min(WAIT_MAX);
     let jittered = doubled.mul_f64(0.5 + f64::from(random) / 512.0);
     jittered.max(asked.unwrap_or_default()).min(WAIT_MAX)
 }
@@ -59,10 +57,7 @@ mod tests {
         assert_eq!(backoff(1, None, 0), Duration::from_millis(125));
         assert!(backoff(3, None, 255) > backoff(3, None, 0));
         assert!(backoff(3, None, 255) < Duration::from_secs(1));
-        assert_eq!(
-            backoff(1, Some(Duration::from_secs(3)), 0),
-            Duration::from_secs(3)
-        );
+        assert_eq!(backoff(1, Some(Duration::from_secs(3)), 0), Duration::from_secs(3));
         assert_eq!(backoff(40, Some(Duration::from_secs(3600)), 255), WAIT_MAX);
     }
 

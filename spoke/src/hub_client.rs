@@ -51,11 +51,7 @@ pub enum CallError {
     #[error(
         "something between this spoke and the hub answered {status} (server {server:?}, it starts {start:?})"
     )]
-    NotTheHub {
-        status: u16,
-        server: String,
-        start: String,
-    },
+    NotTheHub { status: u16, server: String, start: String },
     #[error("the hub's receipt does not count")]
     Receipt(#[from] ReceiptError),
     #[error("the HTTP client cannot be made: {0}")]
@@ -160,13 +156,7 @@ impl HubClient {
             clock_offset_ms: tls.clock_offset_ms,
             saw_wrong_root: tls.saw_wrong_root,
         };
-        Ok(Self {
-            party,
-            http,
-            tls,
-            edge,
-            current: AtomicU64::new(0),
-        })
+        Ok(Self { party, http, tls, edge, current: AtomicU64::new(0) })
     }
 
     /// Hub time minus local time, as last learned from a signed answer.
@@ -181,11 +171,7 @@ impl HubClient {
 
     /// A token for one request, in hub time.
     fn token(&self, method: &str, path: &str, dig: Sha256Digest) -> String {
-        let now = self
-            .edge
-            .now()
-            .plus_ms(self.clock_offset_ms())
-            .unix_seconds();
+        let now = self.edge.now().plus_ms(self.clock_offset_ms()).unix_seconds();
         let claims = Claims {
             sub: self.party.spoke_id.clone(),
             aud: self.party.hub_id,
@@ -202,31 +188,20 @@ impl HubClient {
     fn url(&self, path: &str) -> String {
         let n = self.party.urls.len().max(1) as u64;
         let index = usize::try_from(self.current.load(Ordering::Relaxed) % n).unwrap_or(0);
-        format!(
-            "{}{path}",
-            self.party.urls.get(index).map_or("", String::as_str)
-        )
+        format!("{}{path}", self.party.urls.get(index).map_or("", String::as_str))
     }
 
     fn failed(&self, url: &str, e: &reqwest::Error) -> CallError {
         if self.tls.saw_wrong_root.swap(false, Ordering::Relaxed) {
-            return CallError::WrongRoot {
-                url: url.to_owned(),
-            };
+            return CallError::WrongRoot { url: url.to_owned() };
         }
         let why = chain(e);
         if e.is_connect() {
             // The next try goes to the next address.
             self.current.fetch_add(1, Ordering::Relaxed);
-            return CallError::Unreachable {
-                url: url.to_owned(),
-                why,
-            };
+            return CallError::Unreachable { url: url.to_owned(), why };
         }
-        CallError::Broken {
-            url: url.to_owned(),
-            why,
-        }
+        CallError::Broken { url: url.to_owned(), why }
     }
 
     /// Offers a page; the answer and its verified receipt.
@@ -308,9 +283,7 @@ impl HubClient {
         };
         let server = header(SERVER).unwrap_or_default();
         let retry_after = header(RETRY_AFTER).and_then(|v| v.trim().parse::<u64>().ok());
-        let bytes = whole(response)
-            .await
-            .map_err(|e| self.failed_whole(url, e))?;
+        let bytes = whole(response).await.map_err(|e| self.failed_whole(url, e))?;
         if status.as_u16() == 200 {
             return Ok(bytes);
         }
@@ -343,11 +316,8 @@ impl HubClient {
         let url = self.url(wire::BUNDLES);
         let moved = Arc::new(Moved::new());
         let (out, pieces) = tokio::sync::mpsc::channel(2);
-        let sink = ChannelWriter {
-            out,
-            moved: Arc::clone(&moved),
-            progress: Arc::clone(&progress),
-        };
+        let sink =
+            ChannelWriter { out, moved: Arc::clone(&moved), progress: Arc::clone(&progress) };
         let signed = header.clone();
         let writing = tokio::task::spawn_blocking(move || write_stream(sink, &signed, &parcels));
         let mut pieces = pieces;
@@ -368,10 +338,7 @@ impl HubClient {
         match (answer, written) {
             (Ok(sent), _) => Ok(sent),
             (Err(e), Ok(Err(io))) if io.kind() != io::ErrorKind::BrokenPipe => {
-                Err(CallError::Broken {
-                    url,
-                    why: format!("{e}; sending: {io}"),
-                })
+                Err(CallError::Broken { url, why: format!("{e}; sending: {io}") })
             }
             (Err(e), _) => Err(e),
         }
@@ -404,10 +371,7 @@ impl HubClient {
         let mut lines = Lines::default();
         let mut stream = response.bytes_stream();
         loop {
-            let next = moved
-                .unless_stalled(stream.next())
-                .await
-                .ok_or_else(stalled)?;
+            let next = moved.unless_stalled(stream.next()).await.ok_or_else(stalled)?;
             let Some(piece) = next else { break };
             let piece = piece.map_err(|e| self.failed(url, &e))?;
             moved.mark();
@@ -416,10 +380,7 @@ impl HubClient {
                     Ok(BundleLine::Outcome(_)) => progress.settled(),
                     Ok(BundleLine::Done { receipt, stopped }) => {
                         let answers = Answers::Bundle(header.value.bundle_id);
-                        return Ok(Sent {
-                            receipt: self.open(receipt, answers)?,
-                            stopped,
-                        });
+                        return Ok(Sent { receipt: self.open(receipt, answers)?, stopped });
                     }
                     Err(_) => return Err(not_the_hub(200, String::new(), &line)),
                 }
@@ -429,10 +390,7 @@ impl HubClient {
             }
         }
         let why = "the answer ended without a receipt".to_owned();
-        Err(CallError::Broken {
-            url: url.to_owned(),
-            why,
-        })
+        Err(CallError::Broken { url: url.to_owned(), why })
     }
 
     pub fn hub_id(&self) -> HubId {
@@ -452,22 +410,14 @@ pub async fn enroll(
     let mut last = CallError::Client("the token names no address".to_owned());
     for base in urls {
         let url = format!("{}{}", base.trim_end_matches('/'), wire::ENROLL);
-        let sent = http
-            .post(&url)
-            .json(request)
-            .timeout(STALL_WAIT)
-            .send()
-            .await;
+        let sent = http.post(&url).json(request).timeout(STALL_WAIT).send().await;
         let response = match sent {
             Ok(response) => response,
             Err(_) if tls.saw_wrong_root.swap(false, Ordering::Relaxed) => {
                 return Err(CallError::WrongRoot { url });
             }
             Err(e) => {
-                last = CallError::Unreachable {
-                    url,
-                    why: chain(&e),
-                };
+                last = CallError::Unreachable { url, why: chain(&e) };
                 continue;
             }
         };
@@ -475,10 +425,7 @@ pub async fn enroll(
         let bytes = match whole(response).await {
             Ok(bytes) => bytes,
             Err(WholeError::Http(e)) => {
-                last = CallError::Broken {
-                    url,
-                    why: chain(&e),
-                };
+                last = CallError::Broken { url, why: chain(&e) };
                 continue;
             }
             Err(WholeError::TooLong) => return Err(not_the_hub(status, String::new(), b"")),
@@ -520,11 +467,7 @@ async fn whole(response: reqwest::Response) -> Result<Bytes, WholeError> {
 
 fn not_the_hub(status: u16, server: String, bytes: &[u8]) -> CallError {
     let start = String::from_utf8_lossy(&bytes[..bytes.len().min(64)]).into_owned();
-    CallError::NotTheHub {
-        status,
-        server,
-        start: barque_bundle::path::printable(&start),
-    }
+    CallError::NotTheHub { status, server, start: barque_bundle::path::printable(&start) }
 }
 
 fn chain(e: &dyn std::error::Error) -> String {
@@ -566,10 +509,7 @@ struct Moved {
 
 impl Moved {
     fn new() -> Self {
-        Self {
-            start: Instant::now(),
-            last_ms: AtomicU64::new(0),
-        }
+        Self { start: Instant::now(), last_ms: AtomicU64::new(0) }
     }
 
     fn mark(&self) {

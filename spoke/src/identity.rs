@@ -40,24 +40,14 @@ impl Identity {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(Error::io("cannot read", path)(e)),
         };
-        let malformed = |why: String| Error::Malformed {
-            path: path.clone(),
-            why,
-        };
+        let malformed = |why: String| Error::Malformed { path: path.clone(), why };
         let s: Stored = serde_json::from_slice(&json).map_err(|e| malformed(e.to_string()))?;
         if s.version > VERSION {
             let (found, known) = (s.version.into(), VERSION.into());
             return Err(Error::Newer { path, found, known });
         }
-        let key = s
-            .key
-            .parse()
-            .map_err(|_| malformed("the key is not one".to_owned()))?;
-        Ok(Some(Self {
-            spoke_id: s.spoke_id,
-            key,
-            hubs: s.hubs,
-        }))
+        let key = s.key.parse().map_err(|_| malformed("the key is not one".to_owned()))?;
+        Ok(Some(Self { spoke_id: s.spoke_id, key, hubs: s.hubs }))
     }
 
     pub fn save(&self, state: &StateFolder) -> Result<(), Error> {
@@ -68,10 +58,8 @@ impl Identity {
             hubs: self.hubs.clone(),
         };
         let path = state.identity();
-        let json = serde_json::to_vec_pretty(&stored).map_err(|e| Error::Malformed {
-            path: path.clone(),
-            why: e.to_string(),
-        })?;
+        let json = serde_json::to_vec_pretty(&stored)
+            .map_err(|e| Error::Malformed { path: path.clone(), why: e.to_string() })?;
         platform::write_durably(&path, &json, 0o600).map_err(Error::io("cannot write", path))
     }
 

@@ -41,49 +41,26 @@ pub struct HubRow {
 impl Ledger {
     /// Opens or makes the ledger; a newer one is refused by name.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let wrap = |source| Error::Sqlite {
-            path: path.to_owned(),
-            source,
-        };
+        let wrap = |source| Error::Sqlite { path: path.to_owned(), source };
         barque_bundle::platform::create_private(path).map_err(Error::io("cannot make", path))?;
         let mut connection = Connection::open(path).map_err(wrap)?;
-        connection
-            .pragma_update(None, "journal_mode", "WAL")
-            .map_err(wrap)?;
-        connection
-            .pragma_update(None, "synchronous", "FULL")
-            .map_err(wrap)?;
-        connection
-            .pragma_update(None, "foreign_keys", true)
-            .map_err(wrap)?;
-        connection
-            .pragma_update(None, "journal_size_limit", 16 << 20)
-            .map_err(wrap)?;
-        connection
-            .busy_timeout(std::time::Duration::from_secs(30))
-            .map_err(wrap)?;
-        let found: i64 = connection
-            .query_row("PRAGMA user_version", [], |r| r.get(0))
-            .map_err(wrap)?;
+        connection.pragma_update(None, "journal_mode", "WAL").map_err(wrap)?;
+        connection.pragma_update(None, "synchronous", "FULL").map_err(wrap)?;
+        connection.pragma_update(None, "foreign_keys", true).map_err(wrap)?;
+        connection.pragma_update(None, "journal_size_limit", 16 << 20).map_err(wrap)?;
+        connection.busy_timeout(std::time::Duration::from_secs(30)).map_err(wrap)?;
+        let found: i64 =
+            connection.query_row("PRAGMA user_version", [], |r| r.get(0)).map_err(wrap)?;
         if found > SCHEMA_VERSION {
-            return Err(Error::Newer {
-                path: path.to_owned(),
-                found,
-                known: SCHEMA_VERSION,
-            });
+            return Err(Error::Newer { path: path.to_owned(), found, known: SCHEMA_VERSION });
         }
         if found == 0 {
             let tx = connection.transaction().map_err(wrap)?;
-            tx.execute_batch(include_str!("ledger/schema.sql"))
-                .map_err(wrap)?;
-            tx.pragma_update(None, "user_version", SCHEMA_VERSION)
-                .map_err(wrap)?;
+            tx.execute_batch(include_str!("ledger/schema.sql")).map_err(wrap)?;
+            tx.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(wrap)?;
             tx.commit().map_err(wrap)?;
         }
-        Ok(Self {
-            path: path.to_owned(),
-            connection,
-        })
+        Ok(Self { path: path.to_owned(), connection })
     }
 
     pub(crate) fn wrap(&self) -> impl FnOnce(rusqlite::Error) -> Error {
@@ -116,35 +93,28 @@ impl Ledger {
 
     pub fn hub(&self, hub_id: HubId) -> Result<Option<HubRow>, Error> {
         self.connection
-            .query_row(
-                "SELECT * FROM hubs WHERE hub_id = ?1",
-                [hub_id.to_string()],
-                |r| {
-                    let parse_series = |text: String| {
-                        text.parse::<SeriesId>()
-                            .map_err(|_| rusqlite::Error::InvalidQuery)
-                    };
-                    let epoch: Option<String> = r.get("hub_epoch")?;
-                    let replaces: Option<String> = r.get("replaces")?;
-                    Ok(HubRow {
-                        hub_id,
-                        series: parse_series(r.get("series")?)?,
-                        seq_head: unsigned(r.get("seq_head")?),
-                        replaces: replaces.map(parse_series).transpose()?,
-                        hub_epoch: epoch
-                            .map(|e| e.parse().map_err(|_| rusqlite::Error::InvalidQuery))
-                            .transpose()?,
-                        seen_position: unsigned(r.get("seen_position")?),
-                        as_of: r
-                            .get::<_, Option<i64>>("as_of")?
-                            .map(Timestamp::from_unix_ms),
-                        clock_offset_ms: r.get("clock_offset_ms")?,
-                        last_success: r
-                            .get::<_, Option<i64>>("last_success")?
-                            .map(Timestamp::from_unix_ms),
-                    })
-                },
-            )
+            .query_row("SELECT * FROM hubs WHERE hub_id = ?1", [hub_id.to_string()], |r| {
+                let parse_series = |text: String| {
+                    text.parse::<SeriesId>().map_err(|_| rusqlite::Error::InvalidQuery)
+                };
+                let epoch: Option<String> = r.get("hub_epoch")?;
+                let replaces: Option<String> = r.get("replaces")?;
+                Ok(HubRow {
+                    hub_id,
+                    series: parse_series(r.get("series")?)?,
+                    seq_head: unsigned(r.get("seq_head")?),
+                    replaces: replaces.map(parse_series).transpose()?,
+                    hub_epoch: epoch
+                        .map(|e| e.parse().map_err(|_| rusqlite::Error::InvalidQuery))
+                        .transpose()?,
+                    seen_position: unsigned(r.get("seen_position")?),
+                    as_of: r.get::<_, Option<i64>>("as_of")?.map(Timestamp::from_unix_ms),
+                    clock_offset_ms: r.get("clock_offset_ms")?,
+                    last_success: r
+                        .get::<_, Option<i64>>("last_success")?
+                        .map(Timestamp::from_unix_ms),
+                })
+            })
             .optional()
             .map_err(self.wrap())
     }
@@ -175,10 +145,7 @@ impl Ledger {
         f: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, Error> {
         let path = self.path.clone();
-        let wrap = |source| Error::Sqlite {
-            path: path.clone(),
-            source,
-        };
+        let wrap = |source| Error::Sqlite { path: path.clone(), source };
         let tx = self
             .connection
             .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)

@@ -29,10 +29,7 @@ impl Lock {
             let mut since = String::new();
             let _ = std::io::Read::take(&mut file, 256).read_to_string(&mut since);
             let since = since.trim().to_owned();
-            return Err(Error::AlreadyRunning {
-                path: state.path().to_owned(),
-                since,
-            });
+            return Err(Error::AlreadyRunning { path: state.path().to_owned(), since });
         }
         // For people; nothing trusts what stands here.
         let line = format!("process {} since {now}\n", std::process::id());
@@ -54,13 +51,8 @@ mod tests {
         let state = StateFolder::new(dir.path());
         std::fs::write(state.lock(), "process 1 since long ago\n").unwrap();
         let first = Lock::take(&state, Timestamp::from_unix_ms(0)).unwrap();
-        let Err(e) = Lock::take(&state, Timestamp::from_unix_ms(1)) else {
-            panic!("taken twice")
-        };
-        assert!(
-            e.to_string().contains("since 1970-01-01T00:00:00.000Z"),
-            "{e}"
-        );
+        let Err(e) = Lock::take(&state, Timestamp::from_unix_ms(1)) else { panic!("taken twice") };
+        assert!(e.to_string().contains("since 1970-01-01T00:00:00.000Z"), "{e}");
         drop(first);
         Lock::take(&state, Timestamp::from_unix_ms(2)).unwrap();
     }

@@ -59,11 +59,7 @@ fn try_look(path: &Path) -> io::Result<Looked> {
         return Ok(Looked::Moving);
     }
     Ok(match (judged, digest) {
-        (Err(e), _) => Looked::Held {
-            stat,
-            code: e.code(),
-            detail: e.to_string(),
-        },
+        (Err(e), _) => Looked::Held { stat, code: e.code(), detail: e.to_string() },
         (Ok(_), Some((sha256, size))) if size == stat.size_bytes => Looked::Whole { sha256, stat },
         _ => Looked::Moving,
     })

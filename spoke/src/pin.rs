@@ -109,9 +109,7 @@ impl ServerCertVerifier for PinnedRoot {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 
@@ -140,10 +138,6 @@ impl PinnedTls {
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_no_client_auth();
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Self {
-            config,
-            clock_offset_ms,
-            saw_wrong_root,
-        }
+        Self { config, clock_offset_ms, saw_wrong_root }
     }
 }

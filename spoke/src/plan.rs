@@ -164,15 +164,7 @@ mod tests {
     #[test]
     fn every_state_answers_every_look_as_the_table_says() {
         let (a, b) = (Sha256Digest::of(b"a"), Sha256Digest::of(b"b"));
-        let step = |state, look| {
-            after_look(
-                Some(Known {
-                    state,
-                    sha256: Some(a),
-                }),
-                look,
-            )
-        };
+        let step = |state, look| after_look(Some(Known { state, sha256: Some(a) }), look);
         for state in State::ALL {
             let (same, other, held) = match state {
                 State::Pending | State::InFlight => (Step::Refresh, Step::Number, Step::Skip),
@@ -192,10 +184,7 @@ mod tests {
     #[test]
     fn only_a_held_file_becomes_synced() {
         for outcome in Outcome::ALL {
-            assert_eq!(
-                after_outcome(outcome) == Some(State::Synced),
-                outcome.is_held()
-            );
+            assert_eq!(after_outcome(outcome) == Some(State::Synced), outcome.is_held());
         }
     }
 

@@ -151,10 +151,7 @@ impl<'a> Pass<'a> {
         events: Events<'a>,
     ) -> Result<Self, Error> {
         let pin = identity.pin(hub.hub_id).ok_or_else(|| {
-            Error::NotEnrolled(format!(
-                "identity.json trusts no root of hub {}",
-                hub.hub_id
-            ))
+            Error::NotEnrolled(format!("identity.json trusts no root of hub {}", hub.hub_id))
         })?;
         let party = Party {
             hub_id: hub.hub_id,
@@ -201,8 +198,7 @@ impl<'a> Pass<'a> {
         }
         // The check-in: also an idle pass says that it was here, and what it knows.
         self.reconcile(&[], results).await?;
-        self.ledger
-            .set_last_success(self.hub.hub_id, self.edge.now())?;
+        self.ledger.set_last_success(self.hub.hub_id, self.edge.now())?;
         Ok(())
     }
 
@@ -228,11 +224,7 @@ impl<'a> Pass<'a> {
         let entries: Vec<Entry> = rows.iter().filter_map(FileRow::entry).collect();
         let (response, is_another_hub) = self.reconcile(&entries, results).await?;
         let missing: std::collections::HashSet<String> = response.missing.into_iter().collect();
-        let missing = rows
-            .iter()
-            .filter(|r| missing.contains(r.path.as_str()))
-            .cloned()
-            .collect();
+        let missing = rows.iter().filter(|r| missing.contains(r.path.as_str())).cloned().collect();
         Ok((missing, is_another_hub))
     }
 
@@ -275,15 +267,10 @@ impl<'a> Pass<'a> {
                 // Left pending: the next scan looks at it.
                 return Ok(None);
             }
-            Looked::Whole { sha256, stat } if row.sha256 == Some(sha256) => Change::Refresh {
-                path: path.clone(),
-                stat,
-            },
-            Looked::Whole { sha256, stat } => Change::Number {
-                path: path.clone(),
-                stat,
-                sha256,
-            },
+            Looked::Whole { sha256, stat } if row.sha256 == Some(sha256) => {
+                Change::Refresh { path: path.clone(), stat }
+            }
+            Looked::Whole { sha256, stat } => Change::Number { path: path.clone(), stat, sha256 },
             Looked::Held { stat, code, detail } => Change::Leave {
                 path: path.clone(),
                 stat,
@@ -295,8 +282,7 @@ impl<'a> Pass<'a> {
         if let Change::Leave { code, .. } = &change {
             results.skipped(code);
         }
-        self.ledger
-            .record(self.hub.hub_id, &[change], self.edge.now())?;
+        self.ledger.record(self.hub.hub_id, &[change], self.edge.now())?;
         let fresh = self.ledger.file(self.hub.hub_id, &path)?;
         Ok(fresh.filter(|r| r.state == State::Pending))
     }
@@ -369,13 +355,10 @@ impl<'a> Pass<'a> {
     ) -> Result<bool, Error> {
         let now = self.edge.now();
         let hub_id = self.hub.hub_id;
-        self.ledger
-            .set_clock_offset(hub_id, self.client.clock_offset_ms())?;
+        self.ledger.set_clock_offset(hub_id, self.client.clock_offset_ms())?;
         // Position and epoch as signed, not as merely stated beside the receipt.
         let head = &receipt.head;
-        let is_another = self
-            .ledger
-            .meet_hub(hub_id, head.hub_epoch, head.position, now)?;
+        let is_another = self.ledger.meet_hub(hub_id, head.hub_epoch, head.position, now)?;
         if is_another {
             tracing::warn!(epoch = %head.hub_epoch, "the hub was restored or recovered; every file is offered again");
         }
@@ -383,8 +366,7 @@ impl<'a> Pass<'a> {
         results.reconciled(&applied.lines);
         for line in &response.refused {
             if let Ok(path) = line.path.parse() {
-                self.ledger
-                    .refuse(hub_id, &path, &line.code, &line.detail, now)?;
+                self.ledger.refuse(hub_id, &path, &line.code, &line.detail, now)?;
                 results.failed();
             }
         }
@@ -413,10 +395,7 @@ impl<'a> Pass<'a> {
         }
         let wait = fault::backoff(self.faults, error.retry_after(), self.edge.id_bytes()[0]);
         let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
-        (self.events)(Event::Waiting {
-            why: error.to_string(),
-            ms,
-        });
+        (self.events)(Event::Waiting { why: error.to_string(), ms });
         tokio::time::sleep(wait).await;
         Ok(())
     }

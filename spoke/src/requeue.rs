@@ -142,17 +142,13 @@ impl Desk<'_> {
             }
             Verb::Dismiss => {
                 if self.mode == Mode::Real {
-                    self.ledger
-                        .dismiss(self.hub_id, &row.path, self.edge.now())?;
+                    self.ledger.dismiss(self.hub_id, &row.path, self.edge.now())?;
                 }
                 self.decided.changed.push(row.path.to_string());
                 Ok(())
             }
             Verb::Requeue if !REQUEUED.contains(&row.state) => {
-                self.leave(
-                    row.path.as_str(),
-                    &format!("it is {} already", row.state.as_str()),
-                );
+                self.leave(row.path.as_str(), &format!("it is {} already", row.state.as_str()));
                 Ok(())
             }
             Verb::Requeue => self.requeue(row),
@@ -162,14 +158,9 @@ impl Desk<'_> {
     fn requeue(&mut self, row: &FileRow) -> Result<(), Error> {
         match look(&self.source.join(row.path.as_str())) {
             Looked::Whole { sha256, stat } => {
-                let change = Change::Number {
-                    path: row.path.clone(),
-                    stat,
-                    sha256,
-                };
+                let change = Change::Number { path: row.path.clone(), stat, sha256 };
                 if self.mode == Mode::Real {
-                    self.ledger
-                        .record(self.hub_id, &[change], self.edge.now())?;
+                    self.ledger.record(self.hub_id, &[change], self.edge.now())?;
                 }
                 self.decided.changed.push(row.path.to_string());
             }
@@ -182,10 +173,7 @@ impl Desk<'_> {
     }
 
     fn leave(&mut self, path: &str, detail: &str) {
-        let unchanged = Unchanged {
-            path: printable(path),
-            detail: detail.to_owned(),
-        };
+        let unchanged = Unchanged { path: printable(path), detail: detail.to_owned() };
         self.decided.unchanged.push(unchanged);
     }
 }

@@ -75,10 +75,7 @@ impl ScanReport {
     fn cannot_read(&mut self, path: &str, e: &std::io::Error) {
         if self.unreadable.len() < NAMED_MAX {
             let detail = format!("{e}; give the spoke's user the right to read it");
-            self.unreadable.push(Unreadable {
-                path: printable(path),
-                detail,
-            });
+            self.unreadable.push(Unreadable { path: printable(path), detail });
         }
     }
 }
@@ -190,11 +187,7 @@ impl Run<'_> {
     /// Looks at the file and notes what follows, if it still is what was seen.
     fn look(&mut self, path: FilePath, seen: &StatRow) -> Result<(), Error> {
         let looked = look(&self.absolute(&path));
-        let known = self
-            .scanner
-            .ledger
-            .file(self.scanner.hub_id, &path)?
-            .map(|r| r.known());
+        let known = self.scanner.ledger.file(self.scanner.hub_id, &path)?.map(|r| r.known());
         let change = match looked {
             Looked::Gone => {
                 self.report.skip("vanished");
@@ -249,13 +242,7 @@ impl Run<'_> {
             ),
             _ => (code, detail),
         };
-        Change::Leave {
-            path,
-            stat,
-            state,
-            code: code.to_owned(),
-            detail: detail.to_owned(),
-        }
+        Change::Leave { path, stat, state, code: code.to_owned(), detail: detail.to_owned() }
     }
 
     fn note(&mut self, change: Change) -> Result<(), Error> {
@@ -274,9 +261,7 @@ impl Run<'_> {
             return Ok(());
         }
         let now = self.scanner.edge.now();
-        self.scanner
-            .ledger
-            .record(self.scanner.hub_id, &changes, now)
+        self.scanner.ledger.record(self.scanner.hub_id, &changes, now)
     }
 
     /// The second look at files that were too young: those that lie still are taken.

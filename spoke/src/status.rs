@@ -70,8 +70,5 @@ pub fn status(state: &StateFolder) -> Result<Status, Error> {
             receipts: ledger.receipt_count(hub.hub_id)?,
         });
     }
-    Ok(Status {
-        spoke_id: identity.map(|i| i.spoke_id),
-        hubs,
-    })
+    Ok(Status { spoke_id: identity.map(|i| i.spoke_id), hubs })
 }

@@ -53,10 +53,7 @@ fn held_back(good: &[u8]) -> Vec<Shape> {
         ("two_magics_8", b"PAR1PAR1".to_vec()),
         ("empty_footer_12", b"PAR1\0\0\0\0PAR1".to_vec()),
         ("text", b"time,host,value\n1,edge-0,1.0\n".to_vec()),
-        (
-            "captive_portal",
-            b"<!doctype html><html><body>Please log in</body></html>\n".to_vec(),
-        ),
+        ("captive_portal", b"<!doctype html><html><body>Please log in</body></html>\n".to_vec()),
         ("gzipped", gzip_stored(good)),
         ("crlf_mangled", crlf(good)),
         ("trailing_newline", [good, b"\n"].concat()),
@@ -80,13 +77,7 @@ fn landing(good: &[u8]) -> Vec<Shape> {
     let encrypted = [b"PARE", &secret[..], &200u32.to_le_bytes(), b"PARE"].concat();
     // A signed plain footer: 28 bytes of nonce and tag behind the struct.
     let signed_len = u32::try_from(footer_len(good) + 28).expect("a small file");
-    let signed = [
-        &good[..n - 8],
-        &secret[..28],
-        &signed_len.to_le_bytes(),
-        b"PAR1",
-    ]
-    .concat();
+    let signed = [&good[..n - 8], &secret[..28], &signed_len.to_le_bytes(), b"PAR1"].concat();
     vec![
         ("page_flipped", page_flipped),
         ("encrypted_footer", encrypted),

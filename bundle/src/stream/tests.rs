@@ -5,21 +5,18 @@ use crate::key::SecretKey;
 use proptest::prelude::*;
 
 fn body(seed: u8, len: usize) -> Vec<u8> {
-    (0..len)
-        .map(|i| seed.wrapping_add(i.to_le_bytes()[0]))
-        .collect()
+    (0..len).map(|i| seed.wrapping_add(i.to_le_bytes()[0])).collect()
 }
 
 fn entry_of(path: &str, seq: u64, bytes: &[u8]) -> Entry {
-    Entry {
-        sha256: Sha256Digest::of(bytes),
-        size_bytes: bytes.len() as u64,
-        ..entry(path, seq)
-    }
+    Entry { sha256: Sha256Digest::of(bytes), size_bytes: bytes.len() as u64, ..entry(path, seq) }
 }
 
-/// Reads a whole stream: path, bytes (`None` when withdrawn).
-fn read_all(bytes: &[u8]) -> Result<Vec<(String, Option<Vec<u8>>)>, StreamError> {
+/// A path and its bytes, none when it was withdrawn.
+type Read = (String, Option<Vec<u8>>);
+
+/// Reads a whole stream.
+fn read_all(bytes: &[u8]) -> Result<Vec<Read>, StreamError> {
     let mut reader = Reader::new(bytes);
     let preamble = reader.preamble()?;
     reader.expect_entries(&preamble)?;
@@ -76,10 +73,7 @@ fn a_stream_is_a_tar_that_other_tools_list() {
         .unwrap()
         .map(|e| e.unwrap().path().unwrap().to_string_lossy().into_owned())
         .collect();
-    assert_eq!(
-        names[..3],
-        ["manifest.json", "manifest.sig", "entries.jsonl"]
-    );
+    assert_eq!(names[..3], ["manifest.json", "manifest.sig", "entries.jsonl"]);
     assert_eq!(names[3], format!("data/{}", entries[2].path));
 }
 
@@ -128,26 +122,13 @@ fn undeclared_repeated_linked_and_missized_members_are_refused() {
         read_all(&with_members(&entries, |t| add(t))).map_err(|e| e.code())
     };
     let file = |t: &mut tar::Builder<Vec<u8>>, name: &str, data: &[u8]| {
-        t.append(&raw(tar::EntryType::Regular, name, data.len() as u64), data)
-            .unwrap();
+        t.append(&raw(tar::EntryType::Regular, name, data.len() as u64), data).unwrap();
     };
     assert!(code(&|t| file(t, "data/a.parquet", b"xy")).is_ok());
-    assert_eq!(
-        code(&|t| file(t, "data/b.parquet", b"xy")),
-        Err("undeclared_member")
-    );
-    assert_eq!(
-        code(&|t| file(t, "a.parquet", b"xy")),
-        Err("undeclared_member")
-    );
-    assert_eq!(
-        code(&|t| file(t, "data/../a.parquet", b"xy")),
-        Err("undeclared_member")
-    );
-    assert_eq!(
-        code(&|t| file(t, "data/a.parquet", b"xyz")),
-        Err("member_size")
-    );
+    assert_eq!(code(&|t| file(t, "data/b.parquet", b"xy")), Err("undeclared_member"));
+    assert_eq!(code(&|t| file(t, "a.parquet", b"xy")), Err("undeclared_member"));
+    assert_eq!(code(&|t| file(t, "data/../a.parquet", b"xy")), Err("undeclared_member"));
+    assert_eq!(code(&|t| file(t, "data/a.parquet", b"xyz")), Err("member_size"));
     assert_eq!(code(&|_| ()), Err("stream_ends_early"));
     let twice = |t: &mut tar::Builder<Vec<u8>>| {
         file(t, "data/a.parquet", b"xy");
@@ -162,8 +143,7 @@ fn undeclared_repeated_linked_and_missized_members_are_refused() {
         tar::EntryType::GNUSparse,
     ] {
         let add = |t: &mut tar::Builder<Vec<u8>>| {
-            t.append(&raw(kind, "data/a.parquet", 0), io::empty())
-                .unwrap();
+            t.append(&raw(kind, "data/a.parquet", 0), io::empty()).unwrap();
         };
         assert_eq!(code(&add), Err("member_not_a_file"), "{kind:?}");
     }
@@ -173,8 +153,7 @@ fn undeclared_repeated_linked_and_missized_members_are_refused() {
 fn a_huge_extension_header_is_refused_before_it_is_read() {
     let e = entry_of("a.parquet", 1, b"xy");
     let bytes = with_members(&[e], |t| {
-        t.get_mut()
-            .extend_from_slice(raw(tar::EntryType::XHeader, "x", 1 << 32).as_bytes());
+        t.get_mut().extend_from_slice(raw(tar::EntryType::XHeader, "x", 1 << 32).as_bytes());
     });
     assert_eq!(read_all(&bytes).unwrap_err().code(), "member_too_large");
 }

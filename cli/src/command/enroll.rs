@@ -14,11 +14,7 @@ const TOKEN_MAX_BYTES: u64 = 64 * 1024;
 
 pub async fn run(context: &Context, args: EnrollArgs) -> anyhow::Result<u8> {
     let state = context.state(&args.state);
-    let token = if args.token == "-" {
-        from_stdin()?
-    } else {
-        args.token
-    };
+    let token = if args.token == "-" { from_stdin()? } else { args.token };
     let answer = enroll::enroll(&state, &token, args.source.as_deref(), &edge()).await?;
     if context.global.json {
         output::json(&serde_json::json!({
@@ -28,14 +24,8 @@ pub async fn run(context: &Context, args: EnrollArgs) -> anyhow::Result<u8> {
             "state": state.path(),
         }))?;
     } else if !context.global.quiet {
-        output::line(&format!(
-            "{} is enrolled at hub {}",
-            answer.spoke_id, answer.hub_id
-        ));
-        output::line(&format!(
-            "ship with: barque push --state {}",
-            state.path().display()
-        ));
+        output::line(&format!("{} is enrolled at hub {}", answer.spoke_id, answer.hub_id));
+        output::line(&format!("ship with: barque push --state {}", state.path().display()));
     }
     Ok(exit::OK)
 }

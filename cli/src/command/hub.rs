@@ -27,9 +27,7 @@ pub async fn run(context: &Context, verb: HubVerb) -> anyhow::Result<u8> {
 /// A client of the hub that is meant.
 fn client(context: &Context, target: &HubTargetArgs) -> anyhow::Result<AdminClient> {
     let Some(url) = &target.url else {
-        return Ok(AdminClient::local(
-            &context.file.data(target.data.data.clone()),
-        )?);
+        return Ok(AdminClient::local(&context.file.data(target.data.data.clone()))?);
     };
     let token = match &target.token_file {
         Some(path) => std::fs::read_to_string(path)
@@ -43,9 +41,5 @@ fn client(context: &Context, target: &HubTargetArgs) -> anyhow::Result<AdminClie
         }
         None => None,
     };
-    Ok(AdminClient::remote(
-        url,
-        token.trim().to_owned(),
-        ca.as_deref(),
-    )?)
+    Ok(AdminClient::remote(url, token.trim().to_owned(), ca.as_deref())?)
 }

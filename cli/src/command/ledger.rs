@@ -14,11 +14,7 @@ pub fn run(context: &Context, verb: LedgerVerb) -> anyhow::Result<u8> {
         LedgerVerb::Dismiss(args) => (Verb::Dismiss, args),
     };
     let state = context.state(&args.state);
-    let mode = if args.dry_run {
-        Mode::DryRun
-    } else {
-        Mode::Real
-    };
+    let mode = if args.dry_run { Mode::DryRun } else { Mode::Real };
     let decided = requeue::decide(&state, &edge(), verb, &which(&args)?, mode)?;
     if context.global.json {
         output::json(&decided)?;
@@ -36,11 +32,7 @@ pub fn run(context: &Context, verb: LedgerVerb) -> anyhow::Result<u8> {
             output::say(&format!("unchanged: {}: {}", u.path, u.detail));
         }
     }
-    Ok(if decided.unchanged.is_empty() {
-        exit::OK
-    } else {
-        exit::FAILED
-    })
+    Ok(if decided.unchanged.is_empty() { exit::OK } else { exit::FAILED })
 }
 
 fn which(args: &LedgerArgs) -> anyhow::Result<Which> {

@@ -12,11 +12,7 @@ use crate::{exit, output};
 
 pub async fn run(context: &Context, args: &PushArgs) -> anyhow::Result<u8> {
     let state = context.state(&args.state);
-    let mode = if args.dry_run {
-        Mode::DryRun
-    } else {
-        Mode::Real
-    };
+    let mode = if args.dry_run { Mode::DryRun } else { Mode::Real };
     let bar = output::bar(context.global.quiet || context.global.json);
     let report = push::push(&state, &edge(), mode, &|event| show(&bar, &event)).await;
     bar.finish_and_clear();
@@ -41,14 +37,8 @@ fn code(report: &PushReport, mode: Mode) -> u8 {
 
 fn show(bar: &ProgressBar, event: &Event) {
     match event {
-        Event::Scanning {
-            files,
-            hashed_bytes,
-        } => {
-            bar.set_message(format!(
-                "scanning: {files} files, {} hashed",
-                ByteSize(*hashed_bytes)
-            ));
+        Event::Scanning { files, hashed_bytes } => {
+            bar.set_message(format!("scanning: {files} files, {} hashed", ByteSize(*hashed_bytes)));
         }
         Event::Scanned { pending_bytes, .. } => output::measure(bar, *pending_bytes),
         Event::Sending { files, .. } => bar.set_message(format!("{files} files")),
@@ -59,11 +49,7 @@ fn show(bar: &ProgressBar, event: &Event) {
 }
 
 fn summary(r: &PushReport, mode: Mode) {
-    let verb = if mode == Mode::DryRun {
-        "would send"
-    } else {
-        "left"
-    };
+    let verb = if mode == Mode::DryRun { "would send" } else { "left" };
     output::line(&format!(
         "{} files: {} sent ({}), {} present, {} {verb}, {} conflict, {} modified, {} failed, \
          {} skipped, {} not settled; {:.1} s",
@@ -80,11 +66,7 @@ fn summary(r: &PushReport, mode: Mode) {
         r.duration_ms as f64 / 1000.0
     ));
     if !r.skipped_by.is_empty() && r.skipped > 0 {
-        let by: Vec<String> = r
-            .skipped_by
-            .iter()
-            .map(|(code, n)| format!("{n} {code}"))
-            .collect();
+        let by: Vec<String> = r.skipped_by.iter().map(|(code, n)| format!("{n} {code}")).collect();
         output::line(&format!("skipped: {}", by.join(", ")));
     }
 }
@@ -105,8 +87,7 @@ fn complain(r: &PushReport, context: &Context) {
             "conflict: {}: the hub holds other content ({}) under this path, which stays; \
              ours is {}. Rename the file, or set it aside: barque ledger dismiss",
             printable(&c.path),
-            c.their_sha256
-                .map_or("unknown".to_owned(), |d| d.to_string()),
+            c.their_sha256.map_or("unknown".to_owned(), |d| d.to_string()),
             c.sha256.map_or("unknown".to_owned(), |d| d.to_string()),
         ));
     }

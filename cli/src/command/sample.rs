@@ -6,12 +6,7 @@ use crate::sample::{self, Plan};
 use crate::{exit, output};
 
 pub fn run(context: &Context, args: &SampleArgs) -> anyhow::Result<u8> {
-    let plan = Plan {
-        files: args.files,
-        rows: args.rows,
-        large: args.large,
-        seed: args.seed,
-    };
+    let plan = Plan { files: args.files, rows: args.rows, large: args.large, seed: args.seed };
     let bar = output::bar(context.global.quiet || context.global.json);
     let written = sample::write(&args.dir, &plan, |n| {
         bar.set_message(format!("{n} of {} files", args.files));

@@ -24,11 +24,7 @@ pub fn barque(args: &[&str]) -> Command {
 pub fn run_json(args: &[&str]) -> anyhow::Result<Value> {
     let output = barque(args).output()?;
     if !output.status.success() {
-        bail!(
-            "barque {}: {}",
-            args.join(" "),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        bail!("barque {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }
     serde_json::from_slice(&output.stdout).context("the answer is no JSON")
 }
@@ -39,21 +35,13 @@ pub struct Running(Option<Child>);
 impl Running {
     pub fn start(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
         let log = File::options().create(true).append(true).open(log)?;
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()?;
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn()?;
         Ok(Self(Some(child)))
     }
 
     pub fn start_piped(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
         let log = File::options().create(true).append(true).open(log)?;
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()?;
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn()?;
         Ok(Self(Some(child)))
     }
 
@@ -75,11 +63,7 @@ impl Running {
         let child = self.0.take().context("the process was taken before")?;
         let pid = child.id();
         let output = child.wait_with_output()?;
-        let code = output
-            .status
-            .code()
-            .and_then(|c| u8::try_from(c).ok())
-            .unwrap_or(255);
+        let code = output.status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(255);
         let report = serde_json::from_slice(&output.stdout)
             .with_context(|| format!("process {pid} ended with {code} and no report"))?;
         Ok((pid, code, report))

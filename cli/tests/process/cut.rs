@@ -7,9 +7,7 @@ use crate::site::{Site, sized, tree};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
-    vec![trial!(
-        after_a_cut_at_half_the_bytes_the_newest_partitions_have_landed
-    )]
+    vec![trial!(after_a_cut_at_half_the_bytes_the_newest_partitions_have_landed)]
 }
 
 fn after_a_cut_at_half_the_bytes_the_newest_partitions_have_landed() {
@@ -22,10 +20,7 @@ fn after_a_cut_at_half_the_bytes_the_newest_partitions_have_landed() {
     for n in 0..FILES {
         let (day, hour) = (n / 24 + 1, n % 24);
         spoke.put(
-            &format!(
-                "d/m/2024/03/{day:02}/{hour:02}/f{:02}.parquet",
-                (n * 7) % FILES
-            ),
+            &format!("d/m/2024/03/{day:02}/{hour:02}/f{:02}.parquet", (n * 7) % FILES),
             &sized(n, BYTES),
         );
     }
@@ -42,17 +37,9 @@ fn after_a_cut_at_half_the_bytes_the_newest_partitions_have_landed() {
         .map(|path| (path[..path.len() - "/f00.parquet".len()].to_owned(), path))
         .collect();
     by_time.sort_by(|a, b| b.cmp(a));
-    let newest: std::collections::BTreeSet<String> = by_time
-        .into_iter()
-        .take(n)
-        .map(|(_, path)| format!("s/{path}"))
-        .collect();
-    assert_eq!(
-        landed
-            .into_keys()
-            .collect::<std::collections::BTreeSet<_>>(),
-        newest
-    );
+    let newest: std::collections::BTreeSet<String> =
+        by_time.into_iter().take(n).map(|(_, path)| format!("s/{path}")).collect();
+    assert_eq!(landed.into_keys().collect::<std::collections::BTreeSet<_>>(), newest);
     proxy.allow(u64::MAX);
     let rest = spoke.push();
     assert_eq!((rest.code, rest.count("left")), (0, 0), "{rest:?}");

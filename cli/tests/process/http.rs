@@ -14,11 +14,7 @@ pub struct Answer {
 impl Answer {
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| {
-            panic!(
-                "{e}: {} {:?}",
-                self.status,
-                String::from_utf8_lossy(&self.body)
-            )
+            panic!("{e}: {} {:?}", self.status, String::from_utf8_lossy(&self.body))
         })
     }
 
@@ -31,9 +27,7 @@ impl Answer {
 /// One request on a connection of its own.
 pub fn call(address: &str, method: &str, path: &str, token: Option<&str>, body: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream
-        .set_read_timeout(Some(super::site::DEADLINE))
-        .unwrap();
+    stream.set_read_timeout(Some(super::site::DEADLINE)).unwrap();
     let mut head = format!(
         "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {}\r\n",
         body.len()
@@ -51,17 +45,11 @@ pub fn call(address: &str, method: &str, path: &str, token: Option<&str>, body: 
 }
 
 fn parse(raw: &[u8]) -> Answer {
-    let end = raw
-        .windows(4)
-        .position(|w| w == b"\r\n\r\n")
-        .expect("an HTTP answer");
+    let end = raw.windows(4).position(|w| w == b"\r\n\r\n").expect("an HTTP answer");
     let head = String::from_utf8_lossy(&raw[..end]).into_owned();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     let mut body = raw[end + 4..].to_vec();
-    if head
-        .to_ascii_lowercase()
-        .contains("transfer-encoding: chunked")
-    {
+    if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
         body = dechunk(&body);
     }
     Answer { status, head, body }

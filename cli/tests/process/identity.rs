@@ -108,13 +108,7 @@ impl Voice {
 
     fn send(&self, hub: &HubProcess, header: &Signed<Header>, body: &[u8]) -> Answer {
         let claims = self.claims(BUNDLES, header.value.entries_digest);
-        call(
-            &hub.address,
-            "POST",
-            BUNDLES,
-            Some(&jwt::sign(&self.key, &claims)),
-            body,
-        )
+        call(&hub.address, "POST", BUNDLES, Some(&jwt::sign(&self.key, &claims)), body)
     }
 }
 
@@ -155,88 +149,20 @@ fn every_token_that_does_not_fit_is_refused_with_its_own_code() {
     let key = &voice.key;
     let iat = good.iat;
     let c = || good.clone();
-    assert_eq!(
-        code(
-            &Claims {
-                aud: HubId::new(now(), [9; 10]),
-                ..c()
-            },
-            key
-        ),
-        "wrong_hub"
-    );
-    assert_eq!(
-        code(
-            &Claims {
-                htu: BUNDLES.into(),
-                ..c()
-            },
-            key
-        ),
-        "wrong_request"
-    );
-    assert_eq!(
-        code(
-            &Claims {
-                htm: "GET".into(),
-                ..c()
-            },
-            key
-        ),
-        "wrong_request"
-    );
-    assert_eq!(
-        code(
-            &Claims {
-                dig: Sha256Digest::of(b"x"),
-                ..c()
-            },
-            key
-        ),
-        "wrong_body"
-    );
-    assert_eq!(
-        code(
-            &Claims {
-                iat: iat - 900,
-                exp: iat - 600,
-                ..c()
-            },
-            key
-        ),
-        "token_expired"
-    );
-    assert_eq!(
-        code(
-            &Claims {
-                iat: iat + 600,
-                exp: iat + 900,
-                ..c()
-            },
-            key
-        ),
-        "clock_skew"
-    );
-    assert_eq!(
-        code(
-            &Claims {
-                exp: iat + 3600,
-                ..c()
-            },
-            key
-        ),
-        "token_too_long"
-    );
+    assert_eq!(code(&Claims { aud: HubId::new(now(), [9; 10]), ..c() }, key), "wrong_hub");
+    assert_eq!(code(&Claims { htu: BUNDLES.into(), ..c() }, key), "wrong_request");
+    assert_eq!(code(&Claims { htm: "GET".into(), ..c() }, key), "wrong_request");
+    assert_eq!(code(&Claims { dig: Sha256Digest::of(b"x"), ..c() }, key), "wrong_body");
+    assert_eq!(code(&Claims { iat: iat - 900, exp: iat - 600, ..c() }, key), "token_expired");
+    assert_eq!(code(&Claims { iat: iat + 600, exp: iat + 900, ..c() }, key), "clock_skew");
+    assert_eq!(code(&Claims { exp: iat + 3600, ..c() }, key), "token_too_long");
     assert_eq!(code(&c(), &other.key), "wrong_spoke");
     assert_eq!(code(&c(), &SecretKey::from_seed([3; 32])), "unknown_key");
     let forged = jwt::sign(key, &good);
     let forged = format!("{}x", &forged[..forged.len() - 1]);
     let answer = call(&hub.address, "POST", RECONCILE, Some(&forged), &body);
     assert!(answer.status == 401, "{}", answer.status);
-    assert_eq!(
-        call(&hub.address, "POST", RECONCILE, None, &body).code(),
-        "token_missing"
-    );
+    assert_eq!(call(&hub.address, "POST", RECONCILE, None, &body).code(), "token_missing");
 }
 
 fn a_bundle_of_another_spoke_hub_or_key_is_refused() {
@@ -247,22 +173,12 @@ fn a_bundle_of_another_spoke_hub_or_key_is_refused() {
     let send = |hub_id, spoke_id: &SpokeId, key: &SecretKey| {
         let (header, body) = voice.bundle(hub_id, spoke_id, key, &files);
         let answer = voice.send(&hub, &header, &body);
-        if answer.status == 200 {
-            "ok".to_owned()
-        } else {
-            answer.code()
-        }
+        if answer.status == 200 { "ok".to_owned() } else { answer.code() }
     };
     let elsewhere = HubId::new(now(), [9; 10]);
     assert_eq!(send(elsewhere, &voice.spoke_id, &voice.key), "wrong_hub");
-    assert_eq!(
-        send(voice.hub_id, &other.spoke_id, &voice.key),
-        "wrong_spoke"
-    );
-    assert_eq!(
-        send(voice.hub_id, &voice.spoke_id, &other.key),
-        "bad_signature"
-    );
+    assert_eq!(send(voice.hub_id, &other.spoke_id, &voice.key), "wrong_spoke");
+    assert_eq!(send(voice.hub_id, &voice.spoke_id, &other.key), "bad_signature");
     // A token for one bundle does not carry another.
     let (header, _) = voice.bundle(voice.hub_id, &voice.spoke_id, &voice.key, &[]);
     let (_, body) = voice.bundle(voice.hub_id, &voice.spoke_id, &voice.key, &files);
@@ -281,10 +197,7 @@ fn no_spoke_sees_or_writes_anothers_namespace() {
     // To b the path is free, and what it puts there is its own.
     let voice = Voice::of(&b);
     let body = voice.reconcile_body(&[entry(path, &tiny(1), 1)]);
-    let token = jwt::sign(
-        &voice.key,
-        &voice.claims(RECONCILE, Sha256Digest::of(&body)),
-    );
+    let token = jwt::sign(&voice.key, &voice.claims(RECONCILE, Sha256Digest::of(&body)));
     let answer = call(&hub.address, "POST", RECONCILE, Some(&token), &body).json();
     assert_eq!(answer["missing"][0], path);
     assert_eq!(answer["present"].as_array().unwrap().len(), 0);
@@ -292,25 +205,17 @@ fn no_spoke_sees_or_writes_anothers_namespace() {
     assert_eq!(b.push().count("sent"), 1);
     site.assert_landed(&[&a, &b]);
     // A spoke's token is no reader's token, and a path cannot climb out of its namespace.
-    let claims = Claims {
-        htm: "GET".into(),
-        ..voice.claims("/api/v1/files", Sha256Digest::of(b""))
-    };
+    let claims =
+        Claims { htm: "GET".into(), ..voice.claims("/api/v1/files", Sha256Digest::of(b"")) };
     let token = jwt::sign(&voice.key, &claims);
-    assert_eq!(
-        call(&hub.address, "GET", "/api/v1/files", Some(&token), b"").status,
-        401
-    );
+    assert_eq!(call(&hub.address, "GET", "/api/v1/files", Some(&token), b"").status, 401);
     let mut request: serde_json::Value =
         serde_json::from_slice(&voice.reconcile_body(&[entry(path, &tiny(2), 1)])).unwrap();
     let mut climbing = request["entries"][0].clone();
     climbing["path"] = "../rocket-01/d/m/2024/03/31/02/x.parquet".into();
     request["entries"].as_array_mut().unwrap().push(climbing);
     let body = serde_json::to_vec(&request).unwrap();
-    let token = jwt::sign(
-        &voice.key,
-        &voice.claims(RECONCILE, Sha256Digest::of(&body)),
-    );
+    let token = jwt::sign(&voice.key, &voice.claims(RECONCILE, Sha256Digest::of(&body)));
     let answer = call(&hub.address, "POST", RECONCILE, Some(&token), &body).json();
     assert_eq!(answer["refused"][0]["code"], "path_hidden");
     assert_eq!(answer["present"][0], path);
@@ -336,14 +241,8 @@ fn a_hub_with_another_root_gets_nothing() {
     token.urls = vec![format!("https://{}", impostor.address)];
     let state = site.path().join("t").display().to_string();
     let source = site.path().display().to_string();
-    let (code, _, err) = crate::site::run(&[
-        "enroll",
-        &token.encode(),
-        "--state",
-        &state,
-        "--source",
-        &source,
-    ]);
+    let (code, _, err) =
+        crate::site::run(&["enroll", &token.encode(), "--state", &state, "--source", &source]);
     assert_eq!(code, 6, "{err}");
     assert!(err.contains("wrong root"), "{err}");
     spoke.edit_config(&impostor.address, &hub.address);
@@ -357,20 +256,15 @@ fn a_lying_body_is_a_mismatch_and_lands_nowhere() {
     lie[10] ^= 1;
     let files = [
         (entry("d/m/lie.parquet", &tiny(1), 1), lie),
-        (
-            entry("d/m/no-parquet.parquet", b"hello", 2),
-            b"hello".to_vec(),
-        ),
+        (entry("d/m/no-parquet.parquet", b"hello", 2), b"hello".to_vec()),
         (entry("d/m/true.parquet", &tiny(2), 3), tiny(2)),
     ];
     let (header, body) = voice.bundle(voice.hub_id, &voice.spoke_id, &voice.key, &files);
     let answer = voice.send(&hub, &header, &body);
     assert_eq!(answer.status, 200);
     let text = String::from_utf8(answer.body).unwrap();
-    let outcomes: Vec<serde_json::Value> = text
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let outcomes: Vec<serde_json::Value> =
+        text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let done = &outcomes.last().unwrap()["done"];
     let lines: Vec<serde_json::Value> = done["receipt"]["outcomes"]
         .as_str()
@@ -378,17 +272,11 @@ fn a_lying_body_is_a_mismatch_and_lands_nowhere() {
         .lines()
         .map(|l| serde_json::from_str(l).unwrap())
         .collect();
-    let seen: Vec<&str> = lines
-        .iter()
-        .map(|l| l["outcome"].as_str().unwrap())
-        .collect();
+    let seen: Vec<&str> = lines.iter().map(|l| l["outcome"].as_str().unwrap()).collect();
     assert_eq!(seen, ["mismatch", "refused", "registered"]);
     assert_eq!(lines[1]["code"], "parquet_head_magic");
     assert!(done["stopped"].is_null());
-    assert_eq!(
-        site.manifest().keys().collect::<Vec<_>>(),
-        ["rocket-01/d/m/true.parquet"]
-    );
+    assert_eq!(site.manifest().keys().collect::<Vec<_>>(), ["rocket-01/d/m/true.parquet"]);
     assert_eq!(crate::site::tree(&site.landing()).len(), 1);
     assert_eq!(crate::site::tree(&site.path().join("hub/staging")).len(), 0);
 }
@@ -398,18 +286,9 @@ fn a_bundle_stream_that_is_none_is_refused_and_the_hub_lives_on() {
     let voice = Voice::of(&spoke);
     let files = [(entry("d/m/a.parquet", &tiny(1), 1), tiny(1))];
     let (header, body) = voice.bundle(voice.hub_id, &voice.spoke_id, &voice.key, &files);
-    for garbage in [
-        b"".to_vec(),
-        b"<html>".to_vec(),
-        vec![0; 4096],
-        body[..600].to_vec(),
-    ] {
+    for garbage in [b"".to_vec(), b"<html>".to_vec(), vec![0; 4096], body[..600].to_vec()] {
         let answer = voice.send(&hub, &header, &garbage);
-        assert!(
-            (400..600).contains(&answer.status) && answer.status != 500,
-            "{}",
-            answer.status
-        );
+        assert!((400..600).contains(&answer.status) && answer.status != 500, "{}", answer.status);
     }
     assert!(site.manifest().is_empty());
     spoke.put("d/m/b.parquet", &tiny(2));

@@ -16,9 +16,7 @@ const FILES_A_ROUND: u64 = 30;
 
 /// A repeatable number below `below`.
 fn random(seed: &mut u64, below: u64) -> u64 {
-    *seed = seed
-        .wrapping_mul(6_364_136_223_846_793_005)
-        .wrapping_add(1_442_695_040_888_963_407);
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*seed >> 33) % below
 }
 
@@ -42,20 +40,10 @@ fn progress(site: &Site) -> u64 {
 
 fn add_files(spoke: &Spoke, round: u64) {
     for n in 0..FILES_A_ROUND {
-        let path = format!(
-            "d/m/2024/03/{:02}/{:02}/f{n}.parquet",
-            round % 28 + 1,
-            n % 24
-        );
-        spoke.put(
-            &path.replace("/f", &format!("/r{round}f")),
-            &tiny(round * 1000 + n),
-        );
+        let path = format!("d/m/2024/03/{:02}/{:02}/f{n}.parquet", round % 28 + 1, n % 24);
+        spoke.put(&path.replace("/f", &format!("/r{round}f")), &tiny(round * 1000 + n));
     }
-    spoke.put(
-        &format!("d/large/2024/03/01/00/r{round}.parquet"),
-        &sized(round, 3_000_000),
-    );
+    spoke.put(&format!("d/large/2024/03/01/00/r{round}.parquet"), &sized(round, 3_000_000));
 }
 
 /// Waits until the hub's side has moved by about so much, or the pass has ended.
@@ -89,11 +77,7 @@ fn twenty_kills_of_each_side_end_in_the_same_content() {
         }
     }
     let last = spoke.push();
-    assert_eq!(
-        (last.code, last.count("left"), last.count("failed")),
-        (0, 0, 0),
-        "{last:?}"
-    );
+    assert_eq!((last.code, last.count("left"), last.count("failed")), (0, 0, 0), "{last:?}");
     assert_eq!(spoke.push().count("sent"), 0);
     site.assert_landed(&[&spoke]);
     let source: BTreeMap<String, (String, u64, String)> = tree(&spoke.source())
@@ -103,10 +87,7 @@ fn twenty_kills_of_each_side_end_in_the_same_content() {
     assert_eq!(site.manifest(), source);
     let status = spoke.status();
     assert_eq!(status["synced"].as_u64().unwrap(), source.len() as u64);
-    assert_eq!(
-        status["pending"].as_u64().unwrap() + status["in_flight"].as_u64().unwrap(),
-        0
-    );
+    assert_eq!(status["pending"].as_u64().unwrap() + status["in_flight"].as_u64().unwrap(), 0);
     // The clean-up at a start leaves nothing in staging.
     hub.take().unwrap().kill();
     let _hub = site.hub_with(&address, &[]);

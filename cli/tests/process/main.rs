@@ -2,6 +2,8 @@
 //!
 //! A test that needs a tool or folder that is absent says so and is counted as ignored.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod cases;
 mod cut;
 mod http;
@@ -60,14 +62,10 @@ pub fn lacks_shared(path: &str) -> Option<String> {
 
 /// A path in the folder beside the project that holds files from elsewhere.
 pub fn shared(path: &str) -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../shared")
-        .join(path)
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(path)
 }
 
 /// The project's own fixtures.
 pub fn fixture(path: &str) -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../fixtures")
-        .join(path)
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(path)
 }

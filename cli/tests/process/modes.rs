@@ -10,9 +10,7 @@ use crate::site::{Site, tiny};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
-    vec![trial!(
-        only_landing_and_the_public_certificate_are_for_others
-    )]
+    vec![trial!(only_landing_and_the_public_certificate_are_for_others)]
 }
 
 fn mode(path: &Path) -> u32 {
@@ -39,11 +37,7 @@ fn only_landing_and_the_public_certificate_are_for_others() {
     }
     for item in fs::read_dir(data.join("tls")).unwrap() {
         let path = item.unwrap().path();
-        let expected = if path.ends_with("ca.pem") {
-            0o644
-        } else {
-            0o600
-        };
+        let expected = if path.ends_with("ca.pem") { 0o644 } else { 0o600 };
         assert_eq!(mode(&path), expected, "{}", path.display());
     }
     let mut at = site.landing();

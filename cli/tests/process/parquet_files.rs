@@ -22,9 +22,7 @@ pub fn trials() -> Vec<Trial> {
 fn put_all(spoke: &Spoke, from: &Path, under: &str) -> usize {
     let files = tree(from);
     let parquet = files.keys().filter(|p| p.ends_with(".parquet"));
-    parquet
-        .map(|p| spoke.put(&format!("{under}/{p}"), &fs::read(from.join(p)).unwrap()))
-        .count()
+    parquet.map(|p| spoke.put(&format!("{under}/{p}"), &fs::read(from.join(p)).unwrap())).count()
 }
 
 fn every_real_parquet_file_lands_bit_for_bit() {
@@ -32,18 +30,10 @@ fn every_real_parquet_file_lands_bit_for_bit() {
     let _hub = site.hub();
     let spoke = site.spoke("s");
     let good = put_all(&spoke, &shared("parquet-testing/data"), "apache/data");
-    let bad = put_all(
-        &spoke,
-        &shared("parquet-testing/bad_data"),
-        "apache/bad_data",
-    );
+    let bad = put_all(&spoke, &shared("parquet-testing/bad_data"), "apache/bad_data");
     assert_eq!((good, bad), (75, 8));
     let pass = spoke.push();
-    assert_eq!(
-        (pass.code, pass.count("sent"), pass.count("skipped")),
-        (0, 83, 0),
-        "{pass:?}"
-    );
+    assert_eq!((pass.code, pass.count("sent"), pass.count("skipped")), (0, 83, 0), "{pass:?}");
     site.assert_landed(&[&spoke]);
 }
 
@@ -92,9 +82,7 @@ fn assert_seventeen_held_back(from: &Path) {
         serde_json::from_value(pass.report["skipped_by"].clone()).unwrap();
     assert_eq!(reasons, expected_reasons());
     for (name, _) in HELD_BACK {
-        let path = spoke
-            .source()
-            .join(format!("d/m/2024/03/31/02/{name}.parquet"));
+        let path = spoke.source().join(format!("d/m/2024/03/31/02/{name}.parquet"));
         fs::remove_file(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     }
     site.assert_landed(&[&spoke]);

@@ -33,29 +33,16 @@ fn a_pass_lands_every_file_and_the_next_one_sends_nothing() {
     let _hub = site.hub();
     let spoke = site.spoke("rocket-01");
     for n in 0..40 {
-        spoke.put(
-            &format!("factory/line1/2024/03/31/{:02}/f{n}.parquet", n % 24),
-            &tiny(n),
-        );
+        spoke.put(&format!("factory/line1/2024/03/31/{:02}/f{n}.parquet", n % 24), &tiny(n));
     }
     let first = spoke.push();
-    assert_eq!(
-        (first.code, first.count("sent"), first.count("left")),
-        (0, 40, 0),
-        "{first:?}"
-    );
+    assert_eq!((first.code, first.count("sent"), first.count("left")), (0, 40, 0), "{first:?}");
     assert!(first.count("receipts") >= 1);
     let second = spoke.push();
-    assert_eq!(
-        (second.code, second.count("sent"), second.count("present")),
-        (0, 0, 40)
-    );
+    assert_eq!((second.code, second.count("sent"), second.count("present")), (0, 0, 40));
     site.assert_landed(&[&spoke]);
     let status = spoke.status();
-    assert_eq!(
-        (&status["synced"], &status["pending"]),
-        (&40.into(), &0.into())
-    );
+    assert_eq!((&status["synced"], &status["pending"]), (&40.into(), &0.into()));
     assert!(status["last_success"].is_string() && status["oldest_pending"].is_null());
 }
 
@@ -69,43 +56,16 @@ fn a_changed_file_is_modified_then_requeued_then_a_conflict_and_the_first_conten
     let before = site.manifest();
     spoke.put(path, &tiny(2));
     let changed = spoke.push();
-    assert_eq!(
-        (
-            changed.code,
-            changed.count("modified"),
-            changed.count("sent")
-        ),
-        (3, 1, 0)
-    );
+    assert_eq!((changed.code, changed.count("modified"), changed.count("sent")), (3, 1, 0));
     assert_eq!(changed.report["failures"][0]["state"], "modified");
-    json(&[
-        "ledger",
-        "requeue",
-        path,
-        "--state",
-        &spoke.state(),
-        "--json",
-    ]);
+    json(&["ledger", "requeue", path, "--state", &spoke.state(), "--json"]);
     let conflict = spoke.push();
-    assert_eq!(
-        (
-            conflict.code,
-            conflict.count("conflict"),
-            conflict.count("sent")
-        ),
-        (3, 1, 0)
-    );
+    assert_eq!((conflict.code, conflict.count("conflict"), conflict.count("sent")), (3, 1, 0));
     let named = &conflict.report["conflicts"][0];
     assert_eq!(named["path"], path);
-    assert_eq!(
-        named["their_sha256"].as_str().unwrap(),
-        before[&format!("rocket-01/{path}")].0
-    );
+    assert_eq!(named["their_sha256"].as_str().unwrap(), before[&format!("rocket-01/{path}")].0);
     assert_eq!(site.manifest(), before);
-    assert_eq!(
-        fs::read(site.landing().join("rocket-01").join(path)).unwrap(),
-        tiny(1)
-    );
+    assert_eq!(fs::read(site.landing().join("rocket-01").join(path)).unwrap(), tiny(1));
     assert_eq!(spoke.push().count("conflict"), 1);
 }
 
@@ -119,21 +79,11 @@ fn a_dismissed_conflict_waits_for_nobody_and_comes_back_by_a_requeue() {
     spoke.put(path, &tiny(2));
     assert_eq!(spoke.push().code, 3);
     let state = spoke.state();
-    let dry = json(&[
-        "ledger",
-        "dismiss",
-        "--all",
-        "modified",
-        "--dry-run",
-        "--state",
-        &state,
-        "--json",
-    ]);
+    let dry =
+        json(&["ledger", "dismiss", "--all", "modified", "--dry-run", "--state", &state, "--json"]);
     assert_eq!(dry["changed"][0], path);
     assert_eq!(spoke.push().code, 3);
-    json(&[
-        "ledger", "dismiss", "--all", "modified", "--state", &state, "--json",
-    ]);
+    json(&["ledger", "dismiss", "--all", "modified", "--state", &state, "--json"]);
     let pass = spoke.push();
     assert_eq!((pass.code, pass.count("skipped")), (0, 1));
     json(&["ledger", "requeue", path, "--state", &state, "--json"]);
@@ -162,17 +112,10 @@ fn a_hub_that_is_down_is_75_in_bounded_time_and_one_pass_delivers_all_once_it_is
         assert!(down.stderr.contains("nothing is lost"), "{}", down.stderr);
     }
     let status = spoke.status();
-    assert_eq!(
-        (&status["pending"], &status["failed"]),
-        (&10.into(), &0.into())
-    );
+    assert_eq!((&status["pending"], &status["failed"]), (&10.into(), &0.into()));
     let _hub = site.hub_with(&address, &[]);
     let up = spoke.push();
-    assert_eq!(
-        (up.code, up.count("sent"), up.count("left")),
-        (0, 10, 0),
-        "{up:?}"
-    );
+    assert_eq!((up.code, up.count("sent"), up.count("left")), (0, 10, 0), "{up:?}");
     site.assert_landed(&[&spoke]);
 }
 
@@ -234,10 +177,7 @@ fn commands_on_a_folder_without_a_hub_say_how_to_start_one() {
     let site = Site::new();
     let (code, out, err) = run(&["hub", "status", "--data", &site.data()]);
     assert_eq!((code, out.as_str()), (75, ""));
-    assert!(
-        err.contains("start it with: barque hub serve --data"),
-        "{err}"
-    );
+    assert!(err.contains("start it with: barque hub serve --data"), "{err}");
     let nowhere = site.path().join("nowhere").display().to_string();
     let (code, _, err) = run(&["hub", "serve", "--data", &nowhere]);
     assert_eq!(code, 1);
@@ -253,14 +193,7 @@ fn commands_on_a_folder_without_a_hub_say_how_to_start_one() {
 fn a_hub_stops_cleanly_and_two_hubs_on_one_folder_are_refused() {
     let site = Site::new();
     let hub = site.hub();
-    let (code, _, err) = run(&[
-        "hub",
-        "serve",
-        "--data",
-        &site.data(),
-        "--listen",
-        "127.0.0.1:0",
-    ]);
+    let (code, _, err) = run(&["hub", "serve", "--data", &site.data(), "--listen", "127.0.0.1:0"]);
     assert_eq!(code, 1);
     assert!(err.contains("another hub runs on"), "{err}");
     assert_eq!(hub.stop(), 0);
@@ -277,21 +210,10 @@ fn unknown_settings_and_bad_flags_are_refused_by_name() {
         .unwrap();
     let (code, _, err) = crate::site::ended(output);
     assert_eq!(code, 1);
-    assert!(
-        err.contains("listen_on") && err.contains("barque.toml"),
-        "{err}"
-    );
+    assert!(err.contains("listen_on") && err.contains("barque.toml"), "{err}");
     assert_eq!(run(&["push", "--sate", "x"]).0, 2);
-    let (code, _, err) = run(&[
-        "hub",
-        "spoke",
-        "add",
-        "s",
-        "--expires",
-        "60",
-        "--data",
-        &site.data(),
-    ]);
+    let (code, _, err) =
+        run(&["hub", "spoke", "add", "s", "--expires", "60", "--data", &site.data()]);
     assert_eq!(code, 1);
     assert!(err.contains("unit"), "{err}");
 }
@@ -304,27 +226,10 @@ fn files_are_listed_by_name_in_pages_and_read_by_token() {
     spoke.put(name, &tiny(1));
     spoke.put("d/n/b.parquet", &tiny(2));
     spoke.push();
-    let list = json(&[
-        "hub",
-        "files",
-        "--prefix",
-        "s/d/m/",
-        "--data",
-        &site.data(),
-        "--json",
-    ]);
+    let list = json(&["hub", "files", "--prefix", "s/d/m/", "--data", &site.data(), "--json"]);
     assert_eq!(list["files"].as_array().unwrap().len(), 1);
     assert_eq!(list["files"][0]["measurement"], "m");
-    let added = json(&[
-        "hub",
-        "token",
-        "add",
-        "--name",
-        "me",
-        "--data",
-        &site.data(),
-        "--json",
-    ]);
+    let added = json(&["hub", "token", "add", "--name", "me", "--data", &site.data(), "--json"]);
     let token = added["token"].as_str().unwrap().to_owned();
     let get = |method: &str, path: &str, token: &str| {
         crate::http::call(&hub.address, method, path, Some(token), b"")
@@ -333,41 +238,20 @@ fn files_are_listed_by_name_in_pages_and_read_by_token() {
     assert_eq!(page["next_after_path"], format!("s/{name}"));
     let url = barque_bundle::wire::file_url_path(&format!("s/{name}"));
     let file = get("GET", &url, &token);
-    assert_eq!(
-        (file.status, file.body.as_slice()),
-        (200, tiny(1).as_slice())
-    );
+    assert_eq!((file.status, file.body.as_slice()), (200, tiny(1).as_slice()));
     let digest = barque_bundle::Sha256Digest::of(&tiny(1)).to_string();
-    assert!(
-        file.head.contains(&format!("etag: \"{digest}\"")),
-        "{}",
-        file.head
-    );
+    assert!(file.head.contains(&format!("etag: \"{digest}\"")), "{}", file.head);
     let head = get("HEAD", &url, &token);
     assert_eq!((head.status, head.body.len()), (200, 0));
-    assert!(
-        head.head
-            .contains(&format!("content-length: {}", tiny(1).len())),
-        "{}",
-        head.head
-    );
-    assert_eq!(
-        get("GET", "/api/v1/files/s/d/m/none.parquet", &token).status,
-        404
-    );
-    assert_eq!(
-        get("GET", "/api/v1/files/s/..%2f..%2fidentity.json", &token).status,
-        404
-    );
+    assert!(head.head.contains(&format!("content-length: {}", tiny(1).len())), "{}", head.head);
+    assert_eq!(get("GET", "/api/v1/files/s/d/m/none.parquet", &token).status, 404);
+    assert_eq!(get("GET", "/api/v1/files/s/..%2f..%2fidentity.json", &token).status, 404);
     assert_eq!(get("GET", "/api/v1/tokens", &token).status, 403);
     json(&["hub", "token", "rm", "me", "--data", &site.data(), "--json"]);
     assert_eq!(get("GET", &url, &token).code(), "bearer_unknown");
-    for (path, status) in [
-        ("/healthz", 200),
-        ("/readyz", 200),
-        ("/hub/status", 401),
-        ("/nothing", 404),
-    ] {
+    for (path, status) in
+        [("/healthz", 200), ("/readyz", 200), ("/hub/status", 401), ("/nothing", 404)]
+    {
         assert_eq!(
             crate::http::call(&hub.address, "GET", path, None, b"").status,
             status,
@@ -389,12 +273,7 @@ fn a_vanished_pending_file_is_skipped_and_not_failed() {
     let _hub = site.hub_with(&address, &[]);
     let pass = spoke.push();
     assert_eq!(
-        (
-            pass.code,
-            pass.count("sent"),
-            pass.count("skipped"),
-            pass.count("failed")
-        ),
+        (pass.code, pass.count("sent"), pass.count("skipped"), pass.count("failed")),
         (0, 1, 1, 0)
     );
     assert_eq!(pass.report["skipped_by"]["vanished"], 1);
@@ -441,8 +320,5 @@ fn sample_data_lands_with_tls_and_the_status_counts_it() {
         let list = json(&["hub", "spoke", "ls", "--data", &site.data(), "--json"]);
         list["spokes"][0]["files"] == 24 && list["spokes"][0]["last_seen"].is_string()
     });
-    assert_eq!(
-        json(&["hub", "status", "--data", &site.data(), "--json"])["files"],
-        24
-    );
+    assert_eq!(json(&["hub", "status", "--data", &site.data(), "--json"])["files"], 24);
 }

@@ -52,9 +52,8 @@ fn forward(client: TcpStream, hub: &str, budget: &AtomicU64) {
             }
             Ok(n) => n as u64,
         };
-        let before = budget.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
-            Some(left.saturating_sub(n))
-        });
+        let before = budget
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| Some(left.saturating_sub(n)));
         let allowed = before.unwrap().min(n);
         let written = to.write_all(&buffer[..usize::try_from(allowed).unwrap()]);
         if allowed < n || written.is_err() {

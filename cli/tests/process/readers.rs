@@ -29,9 +29,7 @@ fn lacks_duckdb() -> Option<String> {
     if platform::effective_uid() != 0 {
         return Some("needs root, to become another user".to_owned());
     }
-    duckdb()
-        .is_none()
-        .then(|| "needs duckdb (PyPI: duckdb-cli)".to_owned())
+    duckdb().is_none().then(|| "needs duckdb (PyPI: duckdb-cli)".to_owned())
 }
 
 fn duckdb_counts_the_same_rows_as_another_user() {
@@ -40,17 +38,12 @@ fn duckdb_counts_the_same_rows_as_another_user() {
     let _hub = site.hub();
     let spoke = site.spoke("s");
     let source = spoke.source().display().to_string();
-    let rows = json(&["sample", &source, "--files", "60", "--json"])["rows"]
-        .as_u64()
-        .unwrap();
+    let rows = json(&["sample", &source, "--files", "60", "--json"])["rows"].as_u64().unwrap();
     assert_eq!(spoke.push().count("sent"), 60);
     let program = site.path().join("duckdb");
     fs::copy(duckdb().unwrap(), &program).unwrap();
     open_to_all(&program);
-    let query = format!(
-        "select count(*) from '{}/**/*.parquet'",
-        site.landing().display()
-    );
+    let query = format!("select count(*) from '{}/**/*.parquet'", site.landing().display());
     let output = Command::new(program)
         .args(["-csv", "-noheader", "-c", &query])
         .env("HOME", "/nonexistent")
@@ -60,18 +53,8 @@ fn duckdb_counts_the_same_rows_as_another_user() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    assert_eq!(
-        text,
-        rows.to_string(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert_eq!(text, rows.to_string(), "{}", String::from_utf8_lossy(&output.stderr));
     // The rest of the data folder is not for others.
-    let other = Command::new("ls")
-        .arg(site.data())
-        .uid(65534)
-        .gid(65534)
-        .output()
-        .unwrap();
+    let other = Command::new("ls").arg(site.data()).uid(65534).gid(65534).output().unwrap();
     assert!(!other.status.success());
 }

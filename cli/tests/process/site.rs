@@ -14,10 +14,7 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// The program under test, deaf to the machine's settings.
 pub fn barque(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_barque"));
-    command
-        .args(args)
-        .env("BARQUE_CONFIG", "/dev/null")
-        .stdin(Stdio::null());
+    command.args(args).env("BARQUE_CONFIG", "/dev/null").stdin(Stdio::null());
     command
 }
 
@@ -27,11 +24,7 @@ pub fn run(args: &[&str]) -> (i32, String, String) {
 
 pub fn ended(output: Output) -> (i32, String, String) {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    (
-        output.status.code().unwrap_or(-1),
-        text(&output.stdout),
-        text(&output.stderr),
-    )
+    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
 }
 
 /// Runs to a successful end and reads its JSON.
@@ -58,10 +51,7 @@ pub struct Site {
 impl Site {
     /// A folder in which a hub was made; others than its user may pass through.
     pub fn new() -> Self {
-        let dir = tempfile::Builder::new()
-            .prefix("barque-test-")
-            .tempdir()
-            .unwrap();
+        let dir = tempfile::Builder::new().prefix("barque-test-").tempdir().unwrap();
         open_to_all(dir.path());
         let site = Self { dir };
         json(&["hub", "init", "--data", &site.data(), "--json"]);
@@ -86,44 +76,25 @@ impl Site {
 
     pub fn hub_with(&self, listen: &str, more: &[&str]) -> HubProcess {
         let data = self.data();
-        let log = fs::File::options()
-            .create(true)
-            .append(true)
-            .open(self.path().join("hub.log"));
+        let log = fs::File::options().create(true).append(true).open(self.path().join("hub.log"));
         let child = barque(&["hub", "serve", "--data", &data, "--listen", listen])
             .args(more)
             .stdout(Stdio::null())
             .stderr(log.unwrap())
             .spawn()
             .unwrap();
-        let mut hub = HubProcess {
-            child,
-            address: String::new(),
-        };
-        let url = json(&["hub", "status", "--data", &data, "--json"])["url"]
-            .as_str()
-            .unwrap()
-            .to_owned();
+        let mut hub = HubProcess { child, address: String::new() };
+        let url =
+            json(&["hub", "status", "--data", &data, "--json"])["url"].as_str().unwrap().to_owned();
         hub.address = url.split("://").nth(1).unwrap().to_owned();
         hub
     }
 
     /// A spoke with an empty source, enrolled; files need not lie still for long.
     pub fn spoke(&self, name: &str) -> Spoke {
-        let spoke = Spoke {
-            name: name.to_owned(),
-            dir: self.path().join(name),
-        };
+        let spoke = Spoke { name: name.to_owned(), dir: self.path().join(name) };
         fs::create_dir_all(spoke.source()).unwrap();
-        let added = json(&[
-            "hub",
-            "spoke",
-            "add",
-            name,
-            "--data",
-            &self.data(),
-            "--json",
-        ]);
+        let added = json(&["hub", "spoke", "add", name, "--data", &self.data(), "--json"]);
         spoke.enroll(added["token"].as_str().unwrap());
         spoke
     }
@@ -137,14 +108,7 @@ impl Site {
             .iter()
             .map(|f| {
                 let text = |k: &str| f[k].as_str().unwrap().to_owned();
-                (
-                    text("path"),
-                    (
-                        text("sha256"),
-                        f["size_bytes"].as_u64().unwrap(),
-                        text("state"),
-                    ),
-                )
+                (text("path"), (text("sha256"), f["size_bytes"].as_u64().unwrap(), text("state")))
             })
             .collect()
     }
@@ -176,12 +140,7 @@ pub fn tree(root: &Path) -> BTreeMap<String, (Sha256Digest, u64)> {
             if path.is_dir() {
                 folders.push(path);
             } else {
-                let name = path
-                    .strip_prefix(root)
-                    .unwrap()
-                    .to_str()
-                    .unwrap()
-                    .to_owned();
+                let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
                 let mut file = fs::File::open(&path).unwrap();
                 found.insert(name, Sha256Digest::of_reader(&mut file).unwrap());
             }
@@ -232,23 +191,13 @@ pub struct Pass {
 
 impl Pass {
     pub fn count(&self, key: &str) -> u64 {
-        self.report[key]
-            .as_u64()
-            .unwrap_or_else(|| panic!("no {key} in {self:?}"))
+        self.report[key].as_u64().unwrap_or_else(|| panic!("no {key} in {self:?}"))
     }
 
     /// Holds when every file that was discovered is in exactly one of the counts.
     pub fn assert_closes(&self) {
-        let parts = [
-            "present",
-            "sent",
-            "conflict",
-            "modified",
-            "failed",
-            "skipped",
-            "not_settled",
-            "left",
-        ];
+        let parts =
+            ["present", "sent", "conflict", "modified", "failed", "skipped", "not_settled", "left"];
         let sum: u64 = parts.iter().map(|k| self.count(k)).sum();
         assert_eq!(self.count("discovered"), sum, "{self:?}");
     }
@@ -269,15 +218,7 @@ impl Spoke {
 
     pub fn enroll(&self, token: &str) {
         let source = self.source().display().to_string();
-        json(&[
-            "enroll",
-            token,
-            "--state",
-            &self.state(),
-            "--source",
-            &source,
-            "--json",
-        ]);
+        json(&["enroll", token, "--state", &self.state(), "--source", &source, "--json"]);
         self.edit_config("settle = \"2s\"", "settle = \"50ms\"");
     }
 
@@ -299,11 +240,7 @@ impl Spoke {
     }
 
     pub fn start_push(&self) -> Child {
-        self.push_command()
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+        self.push_command().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
     pub fn push(&self) -> Pass {
@@ -320,11 +257,7 @@ impl Spoke {
 pub fn pass_of(output: Output) -> Pass {
     let (code, out, stderr) = ended(output);
     let report = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out:?} {stderr}"));
-    Pass {
-        code,
-        report,
-        stderr,
-    }
+    Pass { code, report, stderr }
 }
 
 /// A whole Parquet file by structure, different for each number.

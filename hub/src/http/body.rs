@@ -33,17 +33,10 @@ pub async fn whole(body: Body, idle: Duration) -> Result<Bytes, Refusal> {
             Ok(Some(Ok(_))) => {
                 let detail = format!("the body is over {JSON_MAX_BYTES} bytes; send less at once");
                 let refusal = Refusal::new(ErrorKind::TooLarge, "body_too_large", detail);
-                return Err(Refusal {
-                    limit_bytes: Some(JSON_MAX_BYTES as u64),
-                    ..refusal
-                });
+                return Err(Refusal { limit_bytes: Some(JSON_MAX_BYTES as u64), ..refusal });
             }
             Ok(Some(Err(e))) => {
-                return Err(Refusal::new(
-                    ErrorKind::Invalid,
-                    "body_broken",
-                    e.to_string(),
-                ));
+                return Err(Refusal::new(ErrorKind::Invalid, "body_broken", e.to_string()));
             }
             Err(_) => {
                 return Err(Refusal::new(
@@ -71,10 +64,7 @@ pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
 pub fn reader(body: Body, idle: Duration) -> BodyReader {
     let (out, pieces) = mpsc::channel(WAITING);
     tokio::spawn(pump(body, idle, out));
-    BodyReader {
-        pieces,
-        current: Bytes::new(),
-    }
+    BodyReader { pieces, current: Bytes::new() }
 }
 
 async fn pump(body: Body, idle: Duration, out: mpsc::Sender<io::Result<Bytes>>) {

@@ -53,11 +53,9 @@ fn refusal(why: CommandRefusal) -> Refusal {
             "token_used",
             format!("the token was used before, by another key; {new}"),
         ),
-        CommandRefusal::TokenExpired => (
-            ErrorKind::Forbidden,
-            "token_expired",
-            format!("the token has expired; {new}"),
-        ),
+        CommandRefusal::TokenExpired => {
+            (ErrorKind::Forbidden, "token_expired", format!("the token has expired; {new}"))
+        }
         CommandRefusal::KeyInUse => (
             ErrorKind::Conflict,
             "key_in_use",

@@ -42,28 +42,16 @@ pub async fn list(
     let (mut files, position) = parts
         .readers
         .read_async(move |c| {
-            let page = FilesPage {
-                prefix: &asked.prefix,
-                after: &asked.after_path,
-                limit: limit + 1,
-            };
+            let page =
+                FilesPage { prefix: &asked.prefix, after: &asked.after_path, limit: limit + 1 };
             Ok((query::files(c, &page)?, query::counter(c, "position")?))
         })
         .await?;
     let more = files.len() > limit as usize;
     files.truncate(limit as usize);
-    let next_after_path = if more {
-        files.last().map(|f| f.path.clone())
-    } else {
-        None
-    };
+    let next_after_path = if more { files.last().map(|f| f.path.clone()) } else { None };
     let hub_epoch = parts.epoch();
-    Ok(Json(FileList {
-        files,
-        next_after_path,
-        hub_epoch,
-        position,
-    }))
+    Ok(Json(FileList { files, next_after_path, hub_epoch, position }))
 }
 
 pub async fn read(
@@ -75,9 +63,7 @@ pub async fn read(
     parts.require_ready()?;
     let opening = Arc::clone(&parts);
     let opened = tokio::task::spawn_blocking(move || open(&opening, &landed));
-    let file = opened
-        .await
-        .map_err(|e| Error::Malformed(e.to_string()))??;
+    let file = opened.await.map_err(|e| Error::Malformed(e.to_string()))??;
     let pieces = futures_util::stream::try_unfold(file.bytes, |mut bytes| async move {
         let read = tokio::task::spawn_blocking(move || {
             let mut buffer = vec![0u8; PIECE_BYTES];
@@ -90,10 +76,7 @@ pub async fn read(
     });
     let mut response = Body::from_stream(pieces).into_response();
     let headers = response.headers_mut();
-    headers.insert(
-        header::CONTENT_TYPE,
-        ascii("application/vnd.apache.parquet"),
-    );
+    headers.insert(header::CONTENT_TYPE, ascii("application/vnd.apache.parquet"));
     headers.insert(header::CONTENT_LENGTH, ascii(&file.size_bytes.to_string()));
     headers.insert(header::ETAG, ascii(&format!("\"{}\"", file.sha256)));
     headers.insert(header::LAST_MODIFIED, ascii(&http_date(file.received_at)));
@@ -112,20 +95,12 @@ fn open(parts: &Parts, landed: &str) -> Result<OpenFile, Error> {
     let row = parts.readers.read(|c| query::lookup(c, landed))?;
     let absent = |kind, code, detail: &str| Error::from(Refusal::new(kind, code, detail));
     let row = row.ok_or_else(|| {
-        absent(
-            ErrorKind::NotFound,
-            "no_such_file",
-            "the manifest holds no file of this name",
-        )
+        absent(ErrorKind::NotFound, "no_such_file", "the manifest holds no file of this name")
     })?;
     match row.state {
         FileState::Held => {}
         FileState::Removed | FileState::Replaced => {
-            return Err(absent(
-                ErrorKind::Expired,
-                "file_removed",
-                "the file was removed here",
-            ));
+            return Err(absent(ErrorKind::Expired, "file_removed", "the file was removed here"));
         }
         FileState::Lost => {
             return Err(absent(
@@ -142,11 +117,7 @@ fn open(parts: &Parts, landed: &str) -> Result<OpenFile, Error> {
     });
     let file = file.map_err(|e| {
         tracing::error!(path = %promoted.display(), error = %e, "a held file cannot be opened");
-        absent(
-            ErrorKind::Unavailable,
-            "file_unavailable",
-            "the copy on this node cannot be read",
-        )
+        absent(ErrorKind::Unavailable, "file_unavailable", "the copy on this node cannot be read")
     })?;
     Ok(OpenFile {
         bytes: file.take(row.size_bytes),

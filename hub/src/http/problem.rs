@@ -43,28 +43,19 @@ pub fn respond(refusal: &Refusal) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, ascii("application/problem+json"));
     if let Some(ms) = refusal.retry_after_ms {
-        headers.insert(
-            header::RETRY_AFTER,
-            ascii(&ms.div_ceil(1000).max(1).to_string()),
-        );
+        headers.insert(header::RETRY_AFTER, ascii(&ms.div_ceil(1000).max(1).to_string()));
     }
     response
 }
 
 pub async fn not_found(uri: Uri) -> Response {
-    let detail = format!(
-        "there is nothing at {}",
-        barque_bundle::path::printable(uri.path())
-    );
+    let detail = format!("there is nothing at {}", barque_bundle::path::printable(uri.path()));
     respond(&Refusal::new(ErrorKind::NotFound, "no_such_route", detail))
 }
 
 pub async fn method_not_allowed() -> Response {
-    let refusal = Refusal::new(
-        ErrorKind::Invalid,
-        "method_not_allowed",
-        "this address takes other methods",
-    );
+    let refusal =
+        Refusal::new(ErrorKind::Invalid, "method_not_allowed", "this address takes other methods");
     let mut response = respond(&refusal);
     *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
     response

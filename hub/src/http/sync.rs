@@ -33,9 +33,7 @@ async fn identify(parts: &Arc<Parts>, head: &request::Parts) -> Result<Caller, E
         };
         Caller::identify(&parts.readers, &asked)
     });
-    identified
-        .await
-        .unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))
+    identified.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))
 }
 
 pub async fn reconcile(
@@ -49,9 +47,7 @@ pub async fn reconcile(
     caller.check_digest(body_sha256)?;
     let request: ReconcileRequest = body::json(&bytes)?;
     drop(bytes);
-    Ok(Json(
-        reconciling::reconcile(&parts, &caller, request, body_sha256).await?,
-    ))
+    Ok(Json(reconciling::reconcile(&parts, &caller, request, body_sha256).await?))
 }
 
 pub async fn bundles(
@@ -60,45 +56,24 @@ pub async fn bundles(
 ) -> Result<Response, Problem> {
     let (head, sent) = request.into_parts();
     let caller = identify(&parts, &head).await?;
-    let permit = Arc::clone(&parts.streams)
-        .try_acquire_owned()
-        .map_err(|_| {
-            Refusal::new(
-                ErrorKind::Throttled,
-                "too_many_streams",
-                format!(
-                    "the hub takes {} streams at once; try again",
-                    parts.config.streams_max
-                ),
-            )
-        })?;
-    let source = body::reader(sent, parts.config.body_idle);
-    let mut intake = receive::start(
-        Arc::clone(&parts),
-        caller,
-        Held {
-            source,
-            _permit: permit,
-        },
-    );
-    let opened = intake.opened.await.map_err(|_| {
+    let permit = Arc::clone(&parts.streams).try_acquire_owned().map_err(|_| {
         Refusal::new(
-            ErrorKind::Internal,
-            "hub_fault",
-            "the hub met a fault of its own",
+            ErrorKind::Throttled,
+            "too_many_streams",
+            format!("the hub takes {} streams at once; try again", parts.config.streams_max),
         )
+    })?;
+    let source = body::reader(sent, parts.config.body_idle);
+    let mut intake = receive::start(Arc::clone(&parts), caller, Held { source, _permit: permit });
+    let opened = intake.opened.await.map_err(|_| {
+        Refusal::new(ErrorKind::Internal, "hub_fault", "the hub met a fault of its own")
     })?;
     opened?;
     let lines = futures_util::stream::poll_fn(move |cx| {
-        intake
-            .lines
-            .poll_recv(cx)
-            .map(|line| line.map(|l| Ok::<_, std::io::Error>(ndjson(&l))))
+        intake.lines.poll_recv(cx).map(|line| line.map(|l| Ok::<_, std::io::Error>(ndjson(&l))))
     });
     let mut response = Body::from_stream(lines).into_response();
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, ascii("application/x-ndjson"));
+    response.headers_mut().insert(header::CONTENT_TYPE, ascii("application/x-ndjson"));
     Ok(response)
 }
 

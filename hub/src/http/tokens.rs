@@ -38,17 +38,9 @@ pub async fn add(
         let detail = "a token's name has 1 to 128 bytes and no control characters";
         return Err(Refusal::new(ErrorKind::Invalid, "name_invalid", detail).into());
     }
-    let token = format!(
-        "barque-{}-{}",
-        role.as_str(),
-        hex(&rand::random::<[u8; 32]>())
-    );
+    let token = format!("barque-{}-{}", role.as_str(), hex(&rand::random::<[u8; 32]>()));
     let hash = Sha256Digest::of(token.as_bytes());
-    let command = Command::AddToken(AddToken {
-        name: name.clone(),
-        role,
-        hash,
-    });
+    let command = Command::AddToken(AddToken { name: name.clone(), role, hash });
     if let Reply::Refused(_) = parts.proposer.command(command).await? {
         let detail =
             format!("a token named {name:?} exists; remove it first or choose another name");

@@ -56,9 +56,7 @@ fn count(c: &Connection, name: &str, by: i64) -> rusqlite::Result<u64> {
         "INSERT INTO counters (name, value) VALUES (?1, ?2)
          ON CONFLICT (name) DO UPDATE SET value = value + excluded.value RETURNING value",
     )?
-    .query_row(params![name, by], |r| {
-        r.get::<_, i64>(0).map(super::query::unsigned)
-    })
+    .query_row(params![name, by], |r| r.get::<_, i64>(0).map(super::query::unsigned))
 }
 
 /// Writes a change under the next position and returns that position.
@@ -68,8 +66,7 @@ fn change(c: &Connection, kind: &str, landed: &str) -> rusqlite::Result<u64> {
         .execute(params![signed(position), kind, landed])?;
     if position > CHANGES_KEPT {
         let horizon = position - CHANGES_KEPT;
-        c.prepare_cached("DELETE FROM changes WHERE position <= ?1")?
-            .execute([signed(horizon)])?;
+        c.prepare_cached("DELETE FROM changes WHERE position <= ?1")?.execute([signed(horizon)])?;
         c.prepare_cached("INSERT OR REPLACE INTO counters (name, value) VALUES ('horizon', ?1)")?
             .execute([signed(horizon)])?;
     }

@@ -28,13 +28,9 @@ pub fn counter(c: &Connection, name: &str) -> Result<u64, Error> {
 /// Which hub this manifest is of; none before the first command.
 pub fn hub(c: &Connection) -> Result<Option<(HubId, HubEpoch)>, Error> {
     let text = |key: &str| -> Result<Option<String>, Error> {
-        c.query_row(
-            "SELECT CAST(value AS TEXT) FROM meta WHERE key = ?1",
-            [key],
-            |r| r.get(0),
-        )
-        .optional()
-        .map_err(wrap())
+        c.query_row("SELECT CAST(value AS TEXT) FROM meta WHERE key = ?1", [key], |r| r.get(0))
+            .optional()
+            .map_err(wrap())
     };
     match (text("hub_id")?, text("hub_epoch")?) {
         (Some(id), Some(epoch)) => Ok(Some((
@@ -136,10 +132,8 @@ pub fn key(c: &Connection, key_id: &KeyId) -> Result<Option<KeyRow>, Error> {
              FROM keys k JOIN spokes s ON s.spoke_id = k.spoke_id WHERE k.key_id = ?1",
         )
         .and_then(|mut s| {
-            s.query_row([key_id.as_str()], |r| {
-                Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?))
-            })
-            .optional()
+            s.query_row([key_id.as_str()], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))
+                .optional()
         })
         .map_err(wrap())?;
     row.map(|(spoke, key, key_state, spoke_state)| {
@@ -169,9 +163,7 @@ pub fn spokes(c: &Connection) -> Result<Vec<SpokeLine>, Error> {
                 state: r.get("state")?,
                 key_id: r.get("key_id")?,
                 created_at: time(r, "created_at")?,
-                last_seen: r
-                    .get::<_, Option<i64>>("last_seen")?
-                    .map(Timestamp::from_unix_ms),
+                last_seen: r.get::<_, Option<i64>>("last_seen")?.map(Timestamp::from_unix_ms),
                 files: unsigned(r.get("files")?),
                 bytes: unsigned(r.get("bytes")?),
                 report: serde_json::from_str(&report).unwrap_or_default(),
@@ -182,10 +174,8 @@ pub fn spokes(c: &Connection) -> Result<Vec<SpokeLine>, Error> {
 }
 
 pub fn spoke_count(c: &Connection) -> Result<u64, Error> {
-    c.query_row("SELECT count(*) FROM spokes", [], |r| {
-        r.get::<_, i64>(0).map(unsigned)
-    })
-    .map_err(wrap())
+    c.query_row("SELECT count(*) FROM spokes", [], |r| r.get::<_, i64>(0).map(unsigned))
+        .map_err(wrap())
 }
 
 /// The role of a bearer token by its hash.
@@ -194,14 +184,12 @@ pub fn token_role(c: &Connection, hash: &Sha256Digest) -> Result<Option<Role>, E
         .prepare_cached("SELECT role FROM tokens WHERE hash = ?1")
         .and_then(|mut s| s.query_row([hash.as_bytes()], |r| r.get(0)).optional())
         .map_err(wrap())?;
-    role.map(|r| r.parse().map_err(|e: String| malformed(&e)))
-        .transpose()
+    role.map(|r| r.parse().map_err(|e: String| malformed(&e))).transpose()
 }
 
 pub fn tokens(c: &Connection) -> Result<Vec<TokenLine>, Error> {
-    let mut statement = c
-        .prepare("SELECT name, role, created_at FROM tokens ORDER BY name")
-        .map_err(wrap())?;
+    let mut statement =
+        c.prepare("SELECT name, role, created_at FROM tokens ORDER BY name").map_err(wrap())?;
     let rows = statement
         .query_map([], |r| {
             let role: String = r.get("role")?;
@@ -230,9 +218,7 @@ pub fn files(c: &Connection, page: &FilesPage<'_>) -> Result<Vec<FileLine>, Erro
              FROM files f WHERE path >= ?1 AND path > ?2 ORDER BY path LIMIT ?3",
         )
         .map_err(wrap())?;
-    let mut rows = statement
-        .query(params![page.prefix, page.after, page.limit])
-        .map_err(wrap())?;
+    let mut rows = statement.query(params![page.prefix, page.after, page.limit]).map_err(wrap())?;
     let mut out = Vec::new();
     while let Some(row) = rows.next().map_err(wrap())? {
         let line = file_line(row).map_err(wrap())?;
@@ -253,9 +239,7 @@ fn file_line(r: &Row<'_>) -> rusqlite::Result<FileLine> {
         spoke_id: spoke.parse().map_err(|_| rusqlite::Error::InvalidQuery)?,
         database: r.get("database")?,
         measurement: r.get("measurement")?,
-        partition_start: r
-            .get::<_, Option<i64>>("partition_start")?
-            .map(Timestamp::from_unix_ms),
+        partition_start: r.get::<_, Option<i64>>("partition_start")?.map(Timestamp::from_unix_ms),
         partition_precision: r.get("partition_precision")?,
         modified_at: time(r, "modified_at")?,
         received_at: time(r, "received_at")?,
@@ -278,10 +262,7 @@ pub fn wanted(c: &Connection, spoke: &SpokeId, limit: u32) -> Result<Vec<Wanted>
             let landed: String = r.get(0)?;
             let (_, path) =
                 barque_bundle::LandedName::parse(&landed).ok_or(rusqlite::Error::InvalidQuery)?;
-            Ok(Wanted {
-                path,
-                sha256: digest(r, "sha256")?,
-            })
+            Ok(Wanted { path, sha256: digest(r, "sha256")? })
         })
         .map_err(wrap())?;
     rows.collect::<Result<_, _>>().map_err(wrap())
@@ -291,10 +272,7 @@ pub fn wanted(c: &Connection, spoke: &SpokeId, limit: u32) -> Result<Vec<Wanted>
 pub fn series_seen(c: &Connection, spoke: &SpokeId, series: &str) -> Result<u64, Error> {
     let seen: Option<i64> = c
         .prepare_cached("SELECT seq_head FROM series WHERE spoke_id = ?1 AND series = ?2")
-        .and_then(|mut s| {
-            s.query_row(params![spoke.as_str(), series], |r| r.get(0))
-                .optional()
-        })
+        .and_then(|mut s| s.query_row(params![spoke.as_str(), series], |r| r.get(0)).optional())
         .map_err(wrap())?;
     Ok(seen.map_or(0, unsigned))
 }
@@ -362,10 +340,7 @@ pub fn held_by_node(
         )
         .map_err(wrap())?;
     let rows = statement
-        .query_map(
-            params![signed(node_id), signed(after_file), limit],
-            held_row,
-        )
+        .query_map(params![signed(node_id), signed(after_file), limit], held_row)
         .map_err(wrap())?;
     rows.collect::<Result<_, _>>().map_err(wrap())
 }

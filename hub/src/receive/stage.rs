@@ -77,12 +77,7 @@ impl Stager {
         // The key that signed the token is live; a bundle may be signed by no other.
         let hub_id = self.parts.identity.hub_id;
         header
-            .verify(
-                &preamble.header_bytes,
-                &preamble.sig,
-                &self.caller.public_key,
-                hub_id,
-            )
+            .verify(&preamble.header_bytes, &preamble.sig, &self.caller.public_key, hub_id)
             .and_then(|()| match header.key_id == self.caller.key_id {
                 true => Ok(()),
                 false => Err(barque_bundle::header::HeaderError::BadSignature {
@@ -122,10 +117,7 @@ impl Stager {
             Ok(landed) => landed,
             Err(e) => return Ok(refused(&entry, e.code(), e.to_string())),
         };
-        let row = self
-            .parts
-            .readers
-            .read(|c| query::lookup(c, landed.as_str()))?;
+        let row = self.parts.readers.read(|c| query::lookup(c, landed.as_str()))?;
         if row.is_some_and(|r| r.state != query::FileState::Lost) {
             return Ok(Item::Known { entry });
         }
@@ -133,10 +125,7 @@ impl Stager {
             .parts
             .landing
             .target(landed.as_str())
-            .map_err(Error::io(
-                "cannot look at",
-                self.parts.landing.path(landed.as_str()),
-            ))?;
+            .map_err(Error::io("cannot look at", self.parts.landing.path(landed.as_str())))?;
         match target {
             Target::Free => {}
             Target::Blocked(what) => {
@@ -148,13 +137,10 @@ impl Stager {
             }
             Target::File => {
                 let there =
-                    self.parts
-                        .landing
-                        .holds(landed.as_str(), &entry.sha256, entry.size_bytes);
-                if !there.map_err(Error::io(
-                    "cannot read",
-                    self.parts.landing.path(landed.as_str()),
-                ))? {
+                    self.parts.landing.holds(landed.as_str(), &entry.sha256, entry.size_bytes);
+                if !there
+                    .map_err(Error::io("cannot read", self.parts.landing.path(landed.as_str())))?
+                {
                     tracing::error!(path = %barque_bundle::path::printable(landed.as_str()), "a foreign file stands in landing; move it away");
                     return Ok(unanswered(
                         &entry,
@@ -178,9 +164,7 @@ impl Stager {
                 0 => break,
                 n => {
                     let path = incoming.path().to_owned();
-                    incoming
-                        .write(&buffer[..n])
-                        .map_err(Error::io("cannot write", path))?;
+                    incoming.write(&buffer[..n]).map_err(Error::io("cannot write", path))?;
                 }
             }
         }
@@ -190,22 +174,16 @@ impl Stager {
             return Ok(mismatch(&entry, detail));
         }
         let path = incoming.path().to_owned();
-        let judged = platform::open_regular(&path)
-            .map_err(door::DoorError::from)
-            .and_then(|mut file| {
+        let judged =
+            platform::open_regular(&path).map_err(door::DoorError::from).and_then(|mut file| {
                 file.rewind()?;
                 door::check(&mut file)
             });
         match judged {
-            Ok(_) => Ok(Item::Staged {
-                entry,
-                stage_no: incoming.keep(),
-            }),
-            Err(door::DoorError::Io(source)) => Err(Error::Io {
-                what: "cannot read back",
-                path,
-                source,
-            }),
+            Ok(_) => Ok(Item::Staged { entry, stage_no: incoming.keep() }),
+            Err(door::DoorError::Io(source)) => {
+                Err(Error::Io { what: "cannot read back", path, source })
+            }
             Err(e) => Ok(refused(&entry, e.code(), e.to_string())),
         }
     }
@@ -228,10 +206,7 @@ fn refused(entry: &Entry, code: &str, detail: String) -> Item {
         detail: Some(detail),
         ..OutcomeLine::new(entry.path.clone(), entry.sha256, Outcome::Refused, 0)
     };
-    Item::Decided {
-        line,
-        seq: Some(entry.seq),
-    }
+    Item::Decided { line, seq: Some(entry.seq) }
 }
 
 fn mismatch(entry: &Entry, detail: String) -> Item {

@@ -39,10 +39,8 @@ impl StateMachine for Shared {
         let mut map = self.0.lock().unwrap();
         let mut replies = Vec::new();
         for c in commands {
-            let (k, v) = std::str::from_utf8(c)
-                .ok()
-                .and_then(|t| t.split_once('='))
-                .ok_or(MapError)?;
+            let (k, v) =
+                std::str::from_utf8(c).ok().and_then(|t| t.split_once('=')).ok_or(MapError)?;
             let old = map.rows.insert(k.to_owned(), v.to_owned());
             replies.push(old.unwrap_or_default().into_bytes());
         }
@@ -95,11 +93,7 @@ impl Transport for InProcess {
         Box::pin(async move {
             match node {
                 Some(node) => Ok(node.handle(&request).await),
-                None => Err(TransportError {
-                    target,
-                    address: address.into(),
-                    why: "down".into(),
-                }),
+                None => Err(TransportError { target, address: address.into(), why: "down".into() }),
             }
         })
     }
@@ -139,12 +133,7 @@ async fn three_nodes_agree_and_a_late_one_gets_a_snapshot() {
         let dir = tempfile::tempdir().unwrap();
         let log = LogStore::create(&dir.path().join("raft.db"), id).unwrap();
         let map = Shared::default();
-        let node = Node::start(
-            log,
-            map.clone(),
-            InProcess(nodes.clone()),
-            dir.path().into(),
-        );
+        let node = Node::start(log, map.clone(), InProcess(nodes.clone()), dir.path().into());
         let node = Arc::new(node.unwrap());
         nodes.lock().unwrap().insert(id, Arc::downgrade(&node));
         folders.push(dir);
@@ -159,20 +148,14 @@ async fn three_nodes_agree_and_a_late_one_gets_a_snapshot() {
     let leader = first.status().leader.unwrap();
     let leader = nodes.lock().unwrap()[&leader].upgrade().unwrap();
     for i in 0..(CHECKPOINT_ENTRIES + KEPT_ENTRIES) {
-        leader
-            .propose(format!("k{}={i}", i % 50).into_bytes())
-            .await
-            .unwrap();
+        leader.propose(format!("k{}={i}", i % 50).into_bytes()).await.unwrap();
     }
     leader.checkpoint().await.unwrap();
     let (_third, map3) = start(3);
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     let rows = |m: &Shared| m.0.lock().unwrap().rows.clone();
     while rows(&map1) != rows(&map3) || rows(&map1) != rows(&map2) || rows(&map3).is_empty() {
-        assert!(
-            std::time::Instant::now() < deadline,
-            "the nodes did not become equal"
-        );
+        assert!(std::time::Instant::now() < deadline, "the nodes did not become equal");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -185,11 +168,6 @@ fn a_newer_raft_db_is_refused_by_name() {
     let c = rusqlite::Connection::open(&path).unwrap();
     c.pragma_update(None, "user_version", 99).unwrap();
     drop(c);
-    let Err(e) = LogStore::open(&path) else {
-        panic!("opened")
-    };
-    assert!(
-        e.to_string().contains("raft.db") && e.to_string().contains("99"),
-        "{e}"
-    );
+    let Err(e) = LogStore::open(&path) else { panic!("opened") };
+    assert!(e.to_string().contains("raft.db") && e.to_string().contains("99"), "{e}");
 }

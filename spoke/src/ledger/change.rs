@@ -14,21 +14,11 @@ use crate::plan::{State, after_outcome};
 #[derive(Clone, Debug)]
 pub enum Change {
     /// Pending under the series' next number.
-    Number {
-        path: FilePath,
-        stat: StatRow,
-        sha256: Sha256Digest,
-    },
+    Number { path: FilePath, stat: StatRow, sha256: Sha256Digest },
     /// Only the stat.
     Refresh { path: FilePath, stat: StatRow },
     /// Another state, and why; a number that was open becomes void.
-    Leave {
-        path: FilePath,
-        stat: StatRow,
-        state: State,
-        code: String,
-        detail: String,
-    },
+    Leave { path: FilePath, stat: StatRow, state: State, code: String, detail: String },
 }
 
 /// What a receipt changed.
@@ -60,9 +50,7 @@ impl Ledger {
         now: Timestamp,
     ) -> Result<(), Error> {
         self.transaction(|c| {
-            changes
-                .iter()
-                .try_for_each(|change| record_one(c, &hub_id.to_string(), change, now))
+            changes.iter().try_for_each(|change| record_one(c, &hub_id.to_string(), change, now))
         })
     }
 
@@ -186,13 +174,7 @@ impl Ledger {
             c.execute(
                 "UPDATE files SET state = 'failed', code = ?3, detail = ?4, since = ?5
                  WHERE hub_id = ?1 AND path = ?2 AND state = 'pending'",
-                params![
-                    hub_id.to_string(),
-                    path.as_str(),
-                    code,
-                    detail,
-                    now.unix_ms()
-                ],
+                params![hub_id.to_string(), path.as_str(), code, detail, now.unix_ms()],
             )
             .map(drop)
         })
@@ -211,12 +193,7 @@ impl Ledger {
                 "UPDATE files SET state = 'pending', receipt_id = NULL, bundle_id = NULL,
                         attempts = 0, since = ?4
                  WHERE hub_id = ?1 AND path = ?2 AND sha256 = ?3 AND state = 'synced'",
-                params![
-                    hub_id.to_string(),
-                    path.as_str(),
-                    sha256.as_bytes(),
-                    now.unix_ms()
-                ],
+                params![hub_id.to_string(), path.as_str(), sha256.as_bytes(), now.unix_ms()],
             )?;
             Ok(n > 0)
         })
@@ -325,9 +302,7 @@ fn record_one(c: &Connection, hub: &str, change: &Change, now: Timestamp) -> rus
         Change::Number { path, stat, sha256 } => {
             void_open_number(c, hub, path.as_str(), "content changed before it was sent")?;
             let seq = next_seq(c, hub)?;
-            let partition = path
-                .partition()
-                .map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
+            let partition = path.partition().map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
             c.prepare_cached(
                 "INSERT OR REPLACE INTO files (hub_id, path, state, sha256, size_bytes, mtime_ns,
                                                ctime_ns, inode, seq, partition_ms, since)
@@ -360,17 +335,9 @@ fn record_one(c: &Connection, hub: &str, change: &Change, now: Timestamp) -> rus
                 stat.inode.cast_signed()
             ])?;
         }
-        Change::Leave {
-            path,
-            stat,
-            state,
-            code,
-            detail,
-        } => {
+        Change::Leave { path, stat, state, code, detail } => {
             void_open_number(c, hub, path.as_str(), code)?;
-            let partition = path
-                .partition()
-                .map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
+            let partition = path.partition().map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
             c.prepare_cached(
                 "INSERT INTO files (hub_id, path, state, size_bytes, mtime_ns, ctime_ns, inode,
                                     partition_ms, code, detail, since)

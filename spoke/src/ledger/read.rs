@@ -53,10 +53,7 @@ pub struct FileRow {
 
 impl FileRow {
     pub fn known(&self) -> Known {
-        Known {
-            state: self.state,
-            sha256: self.sha256,
-        }
+        Known { state: self.state, sha256: self.sha256 }
     }
 
     /// The entry to offer; none for a row that was never numbered.
@@ -89,11 +86,7 @@ pub struct PageKey {
 
 impl PageKey {
     pub fn first() -> Self {
-        Self {
-            attempts: 0,
-            partition_ms: i64::MAX,
-            path: String::new(),
-        }
+        Self { attempts: 0, partition_ms: i64::MAX, path: String::new() }
     }
 }
 
@@ -146,10 +139,7 @@ impl Ledger {
     pub fn file(&self, hub_id: HubId, path: &FilePath) -> Result<Option<FileRow>, Error> {
         self.connection
             .prepare_cached("SELECT * FROM files WHERE hub_id = ?1 AND path = ?2")
-            .and_then(|mut s| {
-                s.query_row([&hub_id.to_string(), path.as_str()], row)
-                    .optional()
-            })
+            .and_then(|mut s| s.query_row([&hub_id.to_string(), path.as_str()], row).optional())
             .map_err(self.wrap())
     }
 
@@ -201,12 +191,7 @@ impl Ledger {
             .map_err(self.wrap())?;
         let rows = statement
             .query_map(
-                params![
-                    hub_id.to_string(),
-                    state.as_str(),
-                    after,
-                    signed(limit as u64)
-                ],
+                params![hub_id.to_string(), state.as_str(), after, signed(limit as u64)],
                 row,
             )
             .map_err(self.wrap())?;
@@ -225,12 +210,7 @@ impl Ledger {
             .query_map([hub_id.to_string()], |r| {
                 let state: String = r.get(0)?;
                 let state = State::parse(&state).ok_or(rusqlite::Error::InvalidQuery)?;
-                Ok((
-                    state,
-                    unsigned(r.get(1)?),
-                    unsigned(r.get(2)?),
-                    r.get::<_, i64>(3)?,
-                ))
+                Ok((state, unsigned(r.get(1)?), unsigned(r.get(2)?), r.get::<_, i64>(3)?))
             })
             .map_err(self.wrap())?;
         let mut tally = Tally::default();
@@ -240,11 +220,8 @@ impl Ledger {
             if matches!(state, State::Pending | State::InFlight) {
                 tally.pending_bytes += bytes;
                 let since = Timestamp::from_unix_ms(since);
-                tally.oldest_pending = Some(
-                    tally
-                        .oldest_pending
-                        .map_or(since, |oldest| oldest.min(since)),
-                );
+                tally.oldest_pending =
+                    Some(tally.oldest_pending.map_or(since, |oldest| oldest.min(since)));
             }
         }
         Ok(tally)
@@ -257,9 +234,7 @@ impl Ledger {
             .prepare_cached("SELECT seq FROM voids WHERE hub_id = ?1 AND series = ?2")
             .map_err(self.wrap())?;
         let rows = statement
-            .query_map([hub_id.to_string(), series.to_string()], |r| {
-                r.get(0).map(unsigned)
-            })
+            .query_map([hub_id.to_string(), series.to_string()], |r| r.get(0).map(unsigned))
             .map_err(self.wrap())?;
         let numbers: Vec<u64> = rows.collect::<Result<_, _>>().map_err(self.wrap())?;
         Ok(Ranges::from_numbers(numbers))
@@ -328,10 +303,7 @@ impl Ledger {
                     ctime_ns: r.get("ctime_ns")?,
                     inode: r.get::<_, i64>("inode")?.cast_unsigned(),
                 };
-                Ok((
-                    path.parse().map_err(|_| rusqlite::Error::InvalidQuery)?,
-                    stat,
-                ))
+                Ok((path.parse().map_err(|_| rusqlite::Error::InvalidQuery)?, stat))
             })
             .map_err(self.wrap())?;
         rows.collect::<Result<_, _>>().map_err(self.wrap())

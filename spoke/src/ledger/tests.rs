@@ -12,21 +12,14 @@ fn hub() -> HubId {
 
 fn ledger(dir: &Path) -> Ledger {
     let ledger = Ledger::open(&dir.join("ledger.db")).unwrap();
-    ledger
-        .add_hub(hub(), SeriesId::new(NOW, [2; 10]), 0)
-        .unwrap();
+    ledger.add_hub(hub(), SeriesId::new(NOW, [2; 10]), 0).unwrap();
     ledger
 }
 
 fn number(path: &str, content: &str) -> Change {
     Change::Number {
         path: path.parse().unwrap(),
-        stat: StatRow {
-            size_bytes: 1,
-            mtime_ns: 2,
-            ctime_ns: 3,
-            inode: u64::MAX,
-        },
+        stat: StatRow { size_bytes: 1, mtime_ns: 2, ctime_ns: 3, inode: u64::MAX },
         sha256: Sha256Digest::of(content.as_bytes()),
     }
 }
@@ -58,12 +51,7 @@ fn receipt(lines: &[(&str, &str, Outcome)]) -> Receipt {
 fn a_row_becomes_synced_only_by_a_line_with_its_digest() {
     let dir = tempfile::tempdir().unwrap();
     let mut l = ledger(dir.path());
-    l.record(
-        hub(),
-        &[number("a.parquet", "a"), number("b.parquet", "b")],
-        NOW,
-    )
-    .unwrap();
+    l.record(hub(), &[number("a.parquet", "a"), number("b.parquet", "b")], NOW).unwrap();
     let r = receipt(&[
         ("a.parquet", "a", Outcome::Registered),
         ("b.parquet", "x", Outcome::Registered),
@@ -81,10 +69,9 @@ fn synced_without_a_stored_receipt_cannot_exist() {
     let dir = tempfile::tempdir().unwrap();
     let mut l = ledger(dir.path());
     l.record(hub(), &[number("a.parquet", "a")], NOW).unwrap();
-    for sql in [
-        "UPDATE files SET state = 'synced'",
-        "UPDATE files SET state = 'synced', receipt_id = 99",
-    ] {
+    for sql in
+        ["UPDATE files SET state = 'synced'", "UPDATE files SET state = 'synced', receipt_id = 99"]
+    {
         assert!(l.connection.execute(sql, []).is_err(), "{sql}");
     }
 }
@@ -93,22 +80,11 @@ fn synced_without_a_stored_receipt_cannot_exist() {
 fn numbers_grow_and_a_changed_file_voids_its_old_one() {
     let dir = tempfile::tempdir().unwrap();
     let mut l = ledger(dir.path());
-    l.record(
-        hub(),
-        &[number("a.parquet", "a"), number("a.parquet", "b")],
-        NOW,
-    )
-    .unwrap();
+    l.record(hub(), &[number("a.parquet", "a"), number("a.parquet", "b")], NOW).unwrap();
     let h = l.hub(hub()).unwrap().unwrap();
     assert_eq!(h.seq_head, 2);
     assert_eq!(l.voids(hub(), h.series).unwrap().as_slice(), [(1, 1)]);
-    assert_eq!(
-        l.file(hub(), &"a.parquet".parse().unwrap())
-            .unwrap()
-            .unwrap()
-            .seq,
-        Some(2)
-    );
+    assert_eq!(l.file(hub(), &"a.parquet".parse().unwrap()).unwrap().unwrap().seq, Some(2));
 }
 
 #[test]
@@ -124,10 +100,7 @@ fn the_newest_partition_comes_first_and_troubled_files_last() {
     let changes: Vec<Change> = paths.iter().map(|p| number(p, p)).collect();
     l.record(hub(), &changes, NOW).unwrap();
     let troubled = paths[3].parse().unwrap();
-    assert!(
-        !l.count_fault(hub(), &troubled, ("mismatch", ""), 2, NOW)
-            .unwrap()
-    );
+    assert!(!l.count_fault(hub(), &troubled, ("mismatch", ""), 2, NOW).unwrap());
     let mut key = PageKey::first();
     let mut order = Vec::new();
     loop {
@@ -137,14 +110,8 @@ fn the_newest_partition_comes_first_and_troubled_files_last() {
         order.push(row.path.to_string());
     }
     assert_eq!(order, [paths[1], paths[0], paths[2], paths[3]]);
-    assert!(
-        l.count_fault(hub(), &troubled, ("mismatch", ""), 2, NOW)
-            .unwrap()
-    );
-    assert_eq!(
-        l.file(hub(), &troubled).unwrap().unwrap().state,
-        State::Failed
-    );
+    assert!(l.count_fault(hub(), &troubled, ("mismatch", ""), 2, NOW).unwrap());
+    assert_eq!(l.file(hub(), &troubled).unwrap().unwrap().state, State::Failed);
 }
 
 #[test]
@@ -170,25 +137,14 @@ fn a_new_epoch_or_a_lower_position_offers_everything_again() {
 fn a_new_series_replaces_the_old_and_renumbers_what_waits() {
     let dir = tempfile::tempdir().unwrap();
     let mut l = ledger(dir.path());
-    l.record(
-        hub(),
-        &[number("a.parquet", "a"), number("b.parquet", "b")],
-        NOW,
-    )
-    .unwrap();
+    l.record(hub(), &[number("a.parquet", "a"), number("b.parquet", "b")], NOW).unwrap();
     let r = receipt(&[("a.parquet", "a", Outcome::Registered)]);
     l.apply_receipt(hub(), &r, NOW).unwrap();
     let old = l.hub(hub()).unwrap().unwrap().series;
     l.open_series(hub(), SeriesId::new(NOW, [9; 10])).unwrap();
     let h = l.hub(hub()).unwrap().unwrap();
     assert_eq!((h.replaces, h.seq_head), (Some(old), 1));
-    assert_eq!(
-        l.file(hub(), &"b.parquet".parse().unwrap())
-            .unwrap()
-            .unwrap()
-            .seq,
-        Some(1)
-    );
+    assert_eq!(l.file(hub(), &"b.parquet".parse().unwrap()).unwrap().unwrap().seq, Some(1));
 }
 
 #[test]
@@ -197,8 +153,7 @@ fn what_a_crash_left_in_flight_is_pending_again() {
     let mut l = ledger(dir.path());
     l.record(hub(), &[number("a.parquet", "a")], NOW).unwrap();
     let path = "a.parquet".parse().unwrap();
-    l.depart(hub(), BundleId::new(NOW, [0; 10]), &[&path], NOW)
-        .unwrap();
+    l.depart(hub(), BundleId::new(NOW, [0; 10]), &[&path], NOW).unwrap();
     drop(l);
     let mut l = Ledger::open(&dir.path().join("ledger.db")).unwrap();
     assert_eq!(l.recover(NOW).unwrap(), 1);

@@ -250,26 +250,15 @@ mod tests {
         let mut ledger = Ledger::open(&dir.path().join("ledger.db")).unwrap();
         let now = Timestamp::from_unix_ms(1);
         let hub_id = HubId::new(now, [1; 10]);
-        ledger
-            .add_hub(hub_id, SeriesId::new(now, [1; 10]), 0)
-            .unwrap();
-        let stat = StatRow {
-            size_bytes: 1,
-            mtime_ns: 1,
-            ctime_ns: 1,
-            inode: 1,
-        };
+        ledger.add_hub(hub_id, SeriesId::new(now, [1; 10]), 0).unwrap();
+        let stat = StatRow { size_bytes: 1, mtime_ns: 1, ctime_ns: 1, inode: 1 };
         let left = Change::Number {
             path: "left.parquet".parse().unwrap(),
             stat,
             sha256: Sha256Digest::of(b""),
         };
         ledger.record(hub_id, &[left], now).unwrap();
-        let mut scan = ScanReport {
-            discovered: 17,
-            not_settled: 1,
-            ..ScanReport::default()
-        };
+        let mut scan = ScanReport { discovered: 17, not_settled: 1, ..ScanReport::default() };
         scan.skipped.insert("link".into(), 2);
         scan.states = State::ALL.into_iter().map(|s| (s, 1)).collect();
         scan.states.insert(State::Pending, 7);
@@ -278,15 +267,10 @@ mod tests {
         let mut results = Results::new(scan);
         for outcome in Outcome::ALL {
             let path = format!("{}.parquet", outcome.as_str()).parse().unwrap();
-            results.settled(
-                &OutcomeLine::new(path, Sha256Digest::of(b""), outcome, 1),
-                5,
-            );
+            results.settled(&OutcomeLine::new(path, Sha256Digest::of(b""), outcome, 1), 5);
         }
         results.skipped("vanished");
-        let r = results
-            .finish(&ledger, hub_id, dir.path(), Duration::ZERO)
-            .unwrap();
+        let r = results.finish(&ledger, hub_id, dir.path(), Duration::ZERO).unwrap();
         let sum = r.present
             + r.sent
             + r.conflict

@@ -27,15 +27,10 @@ impl Pass<'_> {
             rows.iter().map(|r| (r.path.clone(), r.clone())).collect();
         let entries: Vec<Entry> = rows.iter().filter_map(FileRow::entry).collect();
         let bytes = entries.iter().map(|e| e.size_bytes).sum();
-        (self.events)(Event::Sending {
-            files: entries.len() as u64,
-            bytes,
-        });
+        (self.events)(Event::Sending { files: entries.len() as u64, bytes });
         for bundle in plan::pack(entries) {
-            let rows: Vec<FileRow> = bundle
-                .iter()
-                .filter_map(|e| by_path.get(&e.path).cloned())
-                .collect();
+            let rows: Vec<FileRow> =
+                bundle.iter().filter_map(|e| by_path.get(&e.path).cloned()).collect();
             self.send_bundle(rows, results).await?;
             if self.bodies_end {
                 break;
@@ -56,8 +51,7 @@ impl Pass<'_> {
             let error = match sent {
                 Ok(sent) => self.take_receipt(bundle_id, &sent, results)?,
                 Err(e) => {
-                    self.ledger
-                        .give_back(self.hub.hub_id, bundle_id, self.edge.now())?;
+                    self.ledger.give_back(self.hub.hub_id, bundle_id, self.edge.now())?;
                     Some(e)
                 }
             };
@@ -96,11 +90,7 @@ impl Pass<'_> {
             .iter()
             .filter_map(|r| {
                 let file = self.source.join(r.path.as_str());
-                Some(Parcel {
-                    entry: r.entry()?,
-                    file,
-                    stat: r.stat,
-                })
+                Some(Parcel { entry: r.entry()?, file, stat: r.stat })
             })
             .collect();
         entries.sort_by(|a, b| a.path.cmp(&b.path));
@@ -112,18 +102,13 @@ impl Pass<'_> {
             series: hub.series,
             seq_head: hub.seq_head,
             as_of: hub.as_of,
-            voids: self
-                .ledger
-                .voids(self.hub.hub_id, hub.series)
-                .map_err(wrap)?,
+            voids: self.ledger.voids(self.hub.hub_id, hub.series).map_err(wrap)?,
             replaces: hub.replaces,
             label: None,
         };
         let header = Header::sign(draft, &entries, &self.identity.key);
         let paths: Vec<&FilePath> = rows.iter().map(|r| &r.path).collect();
-        self.ledger
-            .depart(self.hub.hub_id, bundle_id, &paths, self.edge.now())
-            .map_err(wrap)?;
+        self.ledger.depart(self.hub.hub_id, bundle_id, &paths, self.edge.now()).map_err(wrap)?;
         tracing::debug!(
             bundle = %bundle_id,
             files = rows.len(),
@@ -191,10 +176,7 @@ impl Pass<'_> {
                 "mismatch",
                 "the hub received other bytes than the file holds: the way to it damages data",
             );
-            if self
-                .ledger
-                .count_fault(hub_id, &row.path, why, ATTEMPTS_MAX, self.edge.now())?
-            {
+            if self.ledger.count_fault(hub_id, &row.path, why, ATTEMPTS_MAX, self.edge.now())? {
                 results.failed();
             }
         }

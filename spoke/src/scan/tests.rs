@@ -23,14 +23,8 @@ impl Bench {
         let ledger = Ledger::open(&dir.path().join("state/ledger.db")).unwrap();
         let now = Timestamp::from_unix_ms(1);
         let hub_id = HubId::new(now, [1; 10]);
-        ledger
-            .add_hub(hub_id, SeriesId::new(now, [1; 10]), 0)
-            .unwrap();
-        Self {
-            dir,
-            ledger,
-            hub_id,
-        }
+        ledger.add_hub(hub_id, SeriesId::new(now, [1; 10]), 0).unwrap();
+        Self { dir, ledger, hub_id }
     }
 
     fn put(&self, path: &str, bytes: &[u8]) -> PathBuf {
@@ -43,10 +37,7 @@ impl Bench {
     /// Scans with a clock that runs `ahead` of the real one.
     fn scan(&mut self, ahead: Duration, settle: Duration) -> ScanReport {
         let clock = move || Timestamp::from_system(std::time::SystemTime::now() + ahead);
-        let edge = Edge {
-            clock: Arc::new(clock),
-            random: Arc::new(|| [0; 32]),
-        };
+        let edge = Edge { clock: Arc::new(clock), random: Arc::new(|| [0; 32]) };
         Scanner {
             source: &self.dir.path().join("src"),
             state_folder: &self.dir.path().join("state"),
@@ -71,13 +62,7 @@ impl Bench {
 fn links_specials_hidden_and_foreign_names_are_counted_and_never_shipped() {
     let mut b = Bench::new();
     b.put("d/m/real.parquet", TINY);
-    for foreign in [
-        "_SUCCESS",
-        "real.parquet.crc",
-        "README.txt",
-        "UPPER.PARQUET",
-        "000000",
-    ] {
+    for foreign in ["_SUCCESS", "real.parquet.crc", "README.txt", "UPPER.PARQUET", "000000"] {
         b.put(&format!("d/m/{foreign}"), b"x");
     }
     b.put("d/m/.hidden.parquet", TINY);
@@ -90,17 +75,12 @@ fn links_specials_hidden_and_foreign_names_are_counted_and_never_shipped() {
     symlink("..", src.join("up")).unwrap();
     symlink("/etc/hostname", src.join("d/outside.parquet")).unwrap();
     symlink("/etc", src.join("d/etc")).unwrap();
-    let fifo = std::process::Command::new("mkfifo")
-        .arg(src.join("d/pipe.parquet"))
-        .status();
+    let fifo = std::process::Command::new("mkfifo").arg(src.join("d/pipe.parquet")).status();
     assert!(fifo.unwrap().success());
     let r = b.settled();
     assert_eq!(r.discovered, 4);
     assert_eq!(r.state(State::Pending), 2);
-    assert_eq!(
-        r.skipped,
-        BTreeMap::from([("link".into(), 1), ("not_a_file".into(), 1)])
-    );
+    assert_eq!(r.skipped, BTreeMap::from([("link".into(), 1), ("not_a_file".into(), 1)]));
     let expected = [
         ("foreign", 5),
         ("hidden", 2),
@@ -124,12 +104,7 @@ fn a_file_whose_times_lie_in_the_future_is_taken_when_two_looks_agree() {
     let mut b = Bench::new();
     let path = b.put("d/m/a.parquet", TINY);
     let future = std::time::SystemTime::now() + Duration::from_secs(1_000_000);
-    fs::File::options()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_modified(future)
-        .unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_modified(future).unwrap();
     let r = b.scan(Duration::ZERO, Duration::from_millis(50));
     assert_eq!(r.state(State::Pending), 1);
 }
@@ -183,10 +158,8 @@ fn the_spokes_own_folder_below_the_source_is_left_out() {
 fn a_source_that_is_not_there_is_an_error_and_not_an_empty_tree() {
     let mut b = Bench::new();
     fs::remove_dir(b.dir.path().join("src")).unwrap();
-    let edge = Edge {
-        clock: Arc::new(|| Timestamp::from_unix_ms(1)),
-        random: Arc::new(|| [0; 32]),
-    };
+    let edge =
+        Edge { clock: Arc::new(|| Timestamp::from_unix_ms(1)), random: Arc::new(|| [0; 32]) };
     let scanned = Scanner {
         source: &b.dir.path().join("src"),
         state_folder: b.dir.path(),

@@ -125,10 +125,7 @@ impl Walk<'_, '_> {
 
     fn file(&mut self, item: &fs::DirEntry, path: &str) -> Result<(), Error> {
         match item.metadata() {
-            Ok(m) => (self.visitor)(Visit::File {
-                path,
-                stat: StatRow::of(&m),
-            }),
+            Ok(m) => (self.visitor)(Visit::File { path, stat: StatRow::of(&m) }),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 (self.visitor)(Visit::Skipped("vanished"))
             }

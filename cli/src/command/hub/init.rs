@@ -12,10 +12,7 @@ pub fn run(context: &Context, args: HubInitArgs) -> anyhow::Result<u8> {
     let data = context.file.data(args.data.data);
     if let Some(url) = &args.url {
         let is_url = url.starts_with("https://") || url.starts_with("http://");
-        anyhow::ensure!(
-            is_url,
-            "--url is an address such as https://hub.example.org:7171"
-        );
+        anyhow::ensure!(is_url, "--url is an address such as https://hub.example.org:7171");
     }
     let seeds = Seeds {
         now: now(),

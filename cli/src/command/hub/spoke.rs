@@ -21,9 +21,7 @@ async fn add(context: &Context, args: HubSpokeAddArgs) -> anyhow::Result<u8> {
         spoke_id: args.id,
         expires_in_ms: u64::try_from(expires.as_millis()).unwrap_or(u64::MAX),
     };
-    let answer: AddSpokeResponse = client(context, &args.target)?
-        .post(SPOKES, &request)
-        .await?;
+    let answer: AddSpokeResponse = client(context, &args.target)?.post(SPOKES, &request).await?;
     if context.global.json {
         output::json(&answer)?;
     } else {

@@ -13,10 +13,7 @@ pub async fn run(context: &Context, target: &HubTargetArgs) -> anyhow::Result<u8
         output::json(&s)?;
         return Ok(exit::OK);
     }
-    output::line(&format!(
-        "hub {} at {} (barque {})",
-        s.hub_id, s.url, s.version
-    ));
+    output::line(&format!("hub {} at {} (barque {})", s.hub_id, s.url, s.version));
     output::line(&format!(
         "  {} files, {}, {} spokes; {} free",
         s.files,

@@ -15,13 +15,8 @@ pub async fn run(context: &Context, verb: HubTokenVerb) -> anyhow::Result<u8> {
 }
 
 async fn add(context: &Context, args: HubTokenAddArgs) -> anyhow::Result<u8> {
-    let request = AddTokenRequest {
-        name: args.name,
-        role: args.role,
-    };
-    let answer: AddTokenResponse = client(context, &args.target)?
-        .post(TOKENS, &request)
-        .await?;
+    let request = AddTokenRequest { name: args.name, role: args.role };
+    let answer: AddTokenResponse = client(context, &args.target)?.post(TOKENS, &request).await?;
     if context.global.json {
         output::json(&answer)?;
     } else {
@@ -37,12 +32,7 @@ async fn list(context: &Context, target: &HubTargetArgs) -> anyhow::Result<u8> {
         return Ok(exit::OK);
     }
     for t in &list.tokens {
-        output::line(&format!(
-            "{}  {}  since {}",
-            t.name,
-            t.role.as_str(),
-            t.created_at
-        ));
+        output::line(&format!("{}  {}  since {}", t.name, t.role.as_str(), t.created_at));
     }
     Ok(exit::OK)
 }

@@ -8,9 +8,7 @@ use crate::command::{AddSpoke, CommandRefusal, Reply};
 pub fn apply(c: &Connection, command: &AddSpoke, at: Timestamp) -> rusqlite::Result<Reply> {
     let folded = command.spoke_id.folded();
     let taken: Option<String> = c
-        .query_row("SELECT name FROM names WHERE folded = ?1", [&folded], |r| {
-            r.get(0)
-        })
+        .query_row("SELECT name FROM names WHERE folded = ?1", [&folded], |r| r.get(0))
         .optional()?;
     if taken.is_some() {
         return Ok(Reply::Refused(CommandRefusal::NameTaken));
@@ -27,12 +25,7 @@ pub fn apply(c: &Connection, command: &AddSpoke, at: Timestamp) -> rusqlite::Res
     c.execute(
         "INSERT INTO enrollments (secret_hash, spoke_id, created_at, expires_at)
          VALUES (?1, ?2, ?3, ?4)",
-        params![
-            command.secret_hash.as_bytes(),
-            spoke,
-            at.unix_ms(),
-            command.expires_at.unix_ms()
-        ],
+        params![command.secret_hash.as_bytes(), spoke, at.unix_ms(), command.expires_at.unix_ms()],
     )?;
     Ok(Reply::Done)
 }

@@ -13,13 +13,7 @@ pub fn apply(c: &Connection, batch: &Batch, at: Timestamp) -> rusqlite::Result<R
     let mut bundles = Vec::with_capacity(batch.bundles.len());
     for bundle in &batch.bundles {
         let alive = is_live(c, bundle.spoke_id.as_str(), bundle.key_id.as_str())?;
-        bundles.push(Open {
-            bundle,
-            alive,
-            registered: 0,
-            bytes: 0,
-            answered: Vec::new(),
-        });
+        bundles.push(Open { bundle, alive, registered: 0, bytes: 0, answered: Vec::new() });
     }
     let mut replies = Vec::with_capacity(batch.operations.len());
     for operation in &batch.operations {
@@ -84,10 +78,7 @@ fn close(c: &Connection, bundles: Vec<Open<'_>>, at: Timestamp) -> rusqlite::Res
             )?
             .execute(params![spoke, open.registered, open.bytes, at.unix_ms()])?;
         }
-        answered
-            .entry((spoke, open.bundle.series.to_string()))
-            .or_default()
-            .extend(open.answered);
+        answered.entry((spoke, open.bundle.series.to_string())).or_default().extend(open.answered);
     }
     for ((spoke, series), numbers) in answered {
         add_ranges(c, &spoke, &series, &Ranges::from_numbers(numbers))?;
@@ -118,10 +109,7 @@ pub(super) fn add_ranges(
                 "SELECT max(hi) FROM answered
                  WHERE spoke_id = ?1 AND series = ?2 AND lo BETWEEN ?3 AND ?4",
             )?
-            .query_row(
-                params![spoke, series, lo, signed(hi.saturating_add(1))],
-                |r| r.get(0),
-            )?;
+            .query_row(params![spoke, series, lo, signed(hi.saturating_add(1))], |r| r.get(0))?;
         let hi = end.unwrap_or(i64::MIN).max(signed(*hi));
         c.prepare_cached(
             "DELETE FROM answered WHERE spoke_id = ?1 AND series = ?2 AND lo BETWEEN ?3 AND ?4",

@@ -26,10 +26,7 @@ pub fn apply(c: &Connection, op: &CheckIn, at: Timestamp) -> rusqlite::Result<Op
     let seen = known.as_ref().map_or(0, |(head, _)| unsigned(*head));
     // A ledger that went back in time gives numbers out twice; it has to open a new series.
     if op.seq_head < seen {
-        return Ok(OperationReply::CheckedIn {
-            seen,
-            recorded: false,
-        });
+        return Ok(OperationReply::CheckedIn { seen, recorded: false });
     }
     if known.is_some_and(|(_, replaced_by)| replaced_by.is_some()) {
         c.prepare_cached("UPDATE series SET forked = 1 WHERE spoke_id = ?1 AND series = ?2")?
@@ -53,10 +50,7 @@ pub fn apply(c: &Connection, op: &CheckIn, at: Timestamp) -> rusqlite::Result<Op
     }
     add_ranges(c, spoke, &series, &op.voids)?;
     add_ranges(c, spoke, &series, &op.answered)?;
-    Ok(OperationReply::CheckedIn {
-        seen,
-        recorded: true,
-    })
+    Ok(OperationReply::CheckedIn { seen, recorded: true })
 }
 
 /// The old series is closed: its unanswered numbers are void (`renumbered`).

@@ -29,11 +29,7 @@ pub fn apply(c: &Connection, command: &Enroll, at: Timestamp) -> rusqlite::Resul
         return refuse(CommandRefusal::TokenExpired);
     }
     let known: Option<String> = c
-        .query_row(
-            "SELECT spoke_id FROM keys WHERE key_id = ?1",
-            [key_id.as_str()],
-            |r| r.get(0),
-        )
+        .query_row("SELECT spoke_id FROM keys WHERE key_id = ?1", [key_id.as_str()], |r| r.get(0))
         .optional()?;
     if known.is_some() {
         return refuse(CommandRefusal::KeyInUse);
@@ -41,17 +37,9 @@ pub fn apply(c: &Connection, command: &Enroll, at: Timestamp) -> rusqlite::Resul
     c.execute(
         "INSERT INTO keys (key_id, spoke_id, public_key, state, added_at)
          VALUES (?1, ?2, ?3, 'active', ?4)",
-        params![
-            key_id.as_str(),
-            spoke,
-            command.public_key.to_string(),
-            at.unix_ms()
-        ],
+        params![key_id.as_str(), spoke, command.public_key.to_string(), at.unix_ms()],
     )?;
-    c.execute(
-        "UPDATE spokes SET state = 'active' WHERE spoke_id = ?1",
-        [spoke],
-    )?;
+    c.execute("UPDATE spokes SET state = 'active' WHERE spoke_id = ?1", [spoke])?;
     c.execute(
         "UPDATE enrollments SET key_id = ?2, used_at = ?3 WHERE secret_hash = ?1",
         params![hash, key_id.as_str(), at.unix_ms()],

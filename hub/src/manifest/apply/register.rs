@@ -28,10 +28,7 @@ pub fn apply(
             let position = insert(c, op, open, &landed, holder, at)?;
             open.registered += 1;
             open.bytes += signed(op.size_bytes);
-            OperationReply::Registered {
-                position,
-                copies: 1,
-            }
+            OperationReply::Registered { position, copies: 1 }
         }
         (Some(row), holder) => known(c, op, open, &landed, &row, holder)?,
     };
@@ -60,11 +57,7 @@ fn known(
     if let Some(holder) = holder {
         let added = add_holder(c, row.file_id, holder)?;
         if added || row.state == FileState::Lost {
-            let kind = if row.state == FileState::Lost {
-                "restored"
-            } else {
-                "holders"
-            };
+            let kind = if row.state == FileState::Lost { "restored" } else { "holders" };
             position = change(c, kind, landed.as_str())?;
             copies += u32::from(added);
             c.prepare_cached(
@@ -87,10 +80,7 @@ fn known(
 
 fn is_above_floor(c: &Connection, holder: Holder) -> rusqlite::Result<bool> {
     c.prepare_cached("SELECT EXISTS (SELECT 1 FROM nodes WHERE node_id = ?1 AND stage_floor < ?2)")?
-        .query_row(
-            params![signed(holder.node_id), signed(holder.stage_no)],
-            |r| r.get(0),
-        )
+        .query_row(params![signed(holder.node_id), signed(holder.stage_no)], |r| r.get(0))
 }
 
 /// True when the node was not a holder before. One that is keeps the copy that it has.
@@ -99,11 +89,7 @@ fn add_holder(c: &Connection, file_id: i64, holder: Holder) -> rusqlite::Result<
         .prepare_cached(
             "INSERT OR IGNORE INTO holders (file_id, node_id, stage_no) VALUES (?1, ?2, ?3)",
         )?
-        .execute(params![
-            file_id,
-            signed(holder.node_id),
-            signed(holder.stage_no)
-        ])?;
+        .execute(params![file_id, signed(holder.node_id), signed(holder.stage_no)])?;
     Ok(added == 1)
 }
 

@@ -8,25 +8,12 @@ use crate::command::{AddToken, CommandRefusal, Reply};
 pub fn add(c: &Connection, command: &AddToken, at: Timestamp) -> rusqlite::Result<Reply> {
     let added = c.execute(
         "INSERT OR IGNORE INTO tokens (name, role, hash, created_at) VALUES (?1, ?2, ?3, ?4)",
-        params![
-            command.name,
-            command.role.as_str(),
-            command.hash.as_bytes(),
-            at.unix_ms()
-        ],
+        params![command.name, command.role.as_str(), command.hash.as_bytes(), at.unix_ms()],
     )?;
-    Ok(if added == 1 {
-        Reply::Done
-    } else {
-        Reply::Refused(CommandRefusal::TokenNameTaken)
-    })
+    Ok(if added == 1 { Reply::Done } else { Reply::Refused(CommandRefusal::TokenNameTaken) })
 }
 
 pub fn remove(c: &Connection, name: &str) -> rusqlite::Result<Reply> {
     let removed = c.execute("DELETE FROM tokens WHERE name = ?1", [name])?;
-    Ok(if removed == 1 {
-        Reply::Done
-    } else {
-        Reply::Refused(CommandRefusal::NoSuchToken)
-    })
+    Ok(if removed == 1 { Reply::Done } else { Reply::Refused(CommandRefusal::NoSuchToken) })
 }
