@@ -49,6 +49,67 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// A folder below which files are opened without following a link in any part of their path.
+#[derive(Debug)]
+pub struct Root {
+    path: PathBuf,
+    folder: File,
+}
+
+impl Root {
+    pub fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), folder: File::open(path)? })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens a regular file for reading, as [`open_regular`] does.
+    pub fn open_regular(&self, relative: &str) -> io::Result<File> {
+        let file = self.at(relative, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        Ok(file)
+    }
+
+    /// The metadata of what stands there, without opening it.
+    pub fn metadata(&self, relative: &str) -> io::Result<fs::Metadata> {
+        self.at(relative, OFlags::PATH)?.metadata()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn at(&self, relative: &str, flags: OFlags) -> io::Result<File> {
+        use rustix::fs::{ResolveFlags, openat2};
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        match openat2(&self.folder, relative, flags, Mode::empty(), resolve) {
+            Ok(fd) => Ok(File::from(fd)),
+            // An old kernel, or a sandbox that does not know the call.
+            Err(Errno::NOSYS | Errno::PERM) => self.step_by_step(relative, flags),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn at(&self, relative: &str, flags: OFlags) -> io::Result<File> {
+        self.step_by_step(relative, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC)
+    }
+
+    /// Opens folder after folder, none of which may be a link.
+    fn step_by_step(&self, relative: &str, flags: OFlags) -> io::Result<File> {
+        let step = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut folder = self.folder.try_clone()?;
+        let mut segments = relative.split('/').peekable();
+        while let Some(segment) = segments.next() {
+            let flags = if segments.peek().is_some() { step } else { flags };
+            folder = File::from(rustix::fs::openat(&folder, segment, flags, Mode::empty())?);
+        }
+        Ok(folder)
+    }
+}
+
 /// Takes the advisory lock of a file; false when another process holds it.
 ///
 /// The kernel drops the lock with the process, so none outlives its owner.
@@ -64,6 +125,12 @@ pub fn try_lock(file: &File) -> io::Result<bool> {
 pub fn free_bytes(path: &Path) -> io::Result<u64> {
     let stat = rustix::fs::statvfs(path)?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Bytes of the file system that holds `path`, used or not.
+pub fn total_bytes(path: &Path) -> io::Result<u64> {
+    let stat = rustix::fs::statvfs(path)?;
+    Ok(stat.f_blocks.saturating_mul(stat.f_frsize))
 }
 
 /// The user that this process acts as.
@@ -199,6 +266,28 @@ mod tests {
         for odd in [link, fifo, dir.path().to_owned()] {
             assert!(open_regular(&odd).is_err(), "{odd:?}");
         }
+    }
+
+    #[test]
+    fn no_part_of_a_path_below_a_root_may_be_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        fs::create_dir(dir.path().join("outside")).unwrap();
+        fs::write(root.join("a/b/f"), "in").unwrap();
+        fs::write(dir.path().join("outside/f"), "out").unwrap();
+        std::os::unix::fs::symlink(dir.path().join("outside"), root.join("a/link")).unwrap();
+        std::os::unix::fs::symlink("b", root.join("a/near")).unwrap();
+        let root = Root::open(&root).unwrap();
+        assert!(root.open_regular("a/b/f").is_ok());
+        assert_eq!(root.metadata("a/b/f").unwrap().len(), 2);
+        assert!(root.step_by_step("a/b/f", OFlags::RDONLY).is_ok());
+        for linked in ["a/link/f", "a/near/f"] {
+            assert!(root.open_regular(linked).is_err(), "{linked}");
+            assert!(root.metadata(linked).is_err(), "{linked}");
+            assert!(root.step_by_step(linked, OFlags::RDONLY).is_err(), "{linked}");
+        }
+        assert!(root.open_regular("a/b").is_err());
     }
 
     #[test]

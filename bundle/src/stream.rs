@@ -102,8 +102,9 @@ impl<W: Write> Writer<W> {
         self.append(name, bytes.len() as u64, &[], bytes)
     }
 
-    /// Sends one file. A source that is shorter than declared is filled with zeros, so that the
-    /// stream stays whole and the hub's hash says `mismatch`; the digest of what was sent returns.
+    /// Sends one file. A source that is shorter than declared, or cannot be read to its end, is
+    /// filled with zeros, so that the stream stays whole for the other files and the hub's hash
+    /// says `mismatch`; the digest of what was sent returns.
     pub fn file(&mut self, entry: &Entry, source: impl Read) -> io::Result<Sha256Digest> {
         let mut exact = Exact { inner: source, left: entry.size_bytes, hasher: Hasher::new() };
         let name = format!("{DATA}{}", entry.path);
@@ -163,7 +164,7 @@ fn set_name(header: &mut tar::Header, name: &str) {
     field[..name.len()].copy_from_slice(name.as_bytes());
 }
 
-/// Exactly `left` bytes of a source, zeros after its end, hashed on the way.
+/// Exactly `left` bytes of a source, zeros after its end or first fault, hashed on the way.
 struct Exact<R> {
     inner: R,
     left: u64,
@@ -176,7 +177,10 @@ impl<R: Read> Read for Exact<R> {
         if want == 0 {
             return Ok(0);
         }
-        let mut n = self.inner.read(&mut buffer[..want])?;
+        let mut n = match self.inner.read(&mut buffer[..want]) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return Err(e),
+            other => other.unwrap_or(0),
+        };
         if n == 0 {
             buffer[..want].fill(0);
             n = want;

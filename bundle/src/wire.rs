@@ -113,7 +113,7 @@ pub struct ReconcileResponse {
     pub hub_time: Timestamp,
     pub hub_epoch: HubEpoch,
     pub position: u64,
-    /// Covers `present`, `conflicts`, `removed` and `refused`, and names the request's SHA-256.
+    /// Covers `present`, `conflicts` and `removed`, and names the request's SHA-256.
     pub receipt: WireReceipt,
 }
 
@@ -136,6 +136,8 @@ pub struct RefusedLine {
 pub enum BundleLine {
     /// A hint that this file is through.
     Outcome(OutcomeLine),
+    /// A hint that the hub is at work: so many bytes of the body have come.
+    Working { received_bytes: u64 },
     /// The last line: what counts, and why it ended early if it did.
     Done { receipt: WireReceipt, stopped: Option<Stopped> },
 }

@@ -176,8 +176,8 @@ pub enum HubVerb {
 
 #[derive(ClapArgs, Clone, Debug)]
 pub struct DataArgs {
-    /// The hub's data folder
-    #[arg(long, env = "BARQUE_DATA", value_name = "DIR")]
+    /// The hub's data folder [or BARQUE_DATA]
+    #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
 }
 
@@ -186,7 +186,7 @@ pub struct HubInitArgs {
     #[command(flatten)]
     pub data: DataArgs,
     /// The address that spokes will use [default: the one served]
-    #[arg(long, env = "BARQUE_URL", value_name = "URL")]
+    #[arg(long, value_name = "URL")]
     pub url: Option<String>,
 }
 
@@ -198,8 +198,8 @@ pub struct HubServeArgs {
     #[arg(long, env = "BARQUE_LISTEN", value_name = "ADDR")]
     pub listen: Option<String>,
     /// Serve plain HTTP; only behind something that does TLS
-    #[arg(long, env = "BARQUE_PLAIN")]
-    pub plain: bool,
+    #[arg(long, env = "BARQUE_PLAIN", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub plain: Option<bool>,
 }
 
 /// Which hub is meant: the one on this machine's folder, or one elsewhere.
@@ -207,8 +207,8 @@ pub struct HubServeArgs {
 pub struct HubTargetArgs {
     #[command(flatten)]
     pub data: DataArgs,
-    /// A hub elsewhere; needs a token
-    #[arg(long, env = "BARQUE_URL", value_name = "URL", conflicts_with = "data")]
+    /// A hub elsewhere; needs a token [or BARQUE_URL, which --data overrides]
+    #[arg(long, value_name = "URL", conflicts_with = "data")]
     pub url: Option<String>,
     /// File that holds the bearer token [or the token itself in BARQUE_TOKEN]
     #[arg(long, env = "BARQUE_TOKEN_FILE", value_name = "FILE")]

@@ -73,7 +73,9 @@ impl FileConfig {
     }
 
     pub fn data(&self, flag: Option<PathBuf>) -> PathBuf {
-        flag.or_else(|| self.hub.data.clone()).unwrap_or_else(|| DEFAULT_DATA.into())
+        flag.or_else(|| std::env::var_os("BARQUE_DATA").map(PathBuf::from))
+            .or_else(|| self.hub.data.clone())
+            .unwrap_or_else(|| DEFAULT_DATA.into())
     }
 }
 
@@ -92,6 +94,6 @@ mod tests {
         let file = FileConfig::parse("[spoke]\nstate = \"/s\"").unwrap();
         assert_eq!(file.state(Some("/flag".into())), PathBuf::from("/flag"));
         assert_eq!(file.state(None), PathBuf::from("/s"));
-        assert_eq!(file.data(None), PathBuf::from(DEFAULT_DATA));
+        assert_eq!(file.data(Some("/flag".into())), PathBuf::from("/flag"));
     }
 }

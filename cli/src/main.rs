@@ -41,17 +41,16 @@ fn main() -> std::process::ExitCode {
 
 async fn run(args: args::Args) -> u8 {
     let json = args.global.json;
-    let is_server = args.command.handles_signals();
-    let running = command::run(args);
-    let outcome = if is_server {
-        running.await
-    } else {
-        tokio::select! {
-            outcome = running => outcome,
-            _ = tokio::signal::ctrl_c() => return exit::INTERRUPTED,
-        }
-    };
-    match outcome {
+    if !args.command.handles_signals() {
+        // A task of its own, since a scan may keep this one busy for hours. Every write is made so
+        // that the process may end at any point.
+        tokio::spawn(async {
+            if tokio::signal::ctrl_c().await.is_ok() {
+                std::process::exit(exit::INTERRUPTED.into());
+            }
+        });
+    }
+    match command::run(args).await {
         Ok(code) => code,
         Err(e) => {
             let code = exit::code_of(&e);

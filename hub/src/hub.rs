@@ -2,16 +2,17 @@
 
 use std::fs::File;
 use std::future::Future;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use barque_bundle::{ErrorKind, HubEpoch, Timestamp, platform};
-use barque_raft::{Alone, LogStore, Node};
+use barque_raft::{Alone, LogStore, Node, ProposeError};
 use tokio::sync::{Semaphore, watch};
 
 use crate::command::{Command, Init};
 use crate::config::{DataFolder, HubConfig};
-use crate::error::{Error, Refusal, chain};
+use crate::error::{Error, Refusal};
 use crate::http;
 use crate::identity::Identity;
 use crate::landing::Landing;
@@ -46,6 +47,8 @@ pub struct Parts {
     pub promoted: watch::Receiver<u64>,
     pub ready: watch::Receiver<bool>,
     pub streams: Arc<Semaphore>,
+    /// Bytes that streams under way have announced and not yet brought.
+    pub announced_bytes: AtomicU64,
     pub started_at: Timestamp,
     /// The address that tokens carry.
     pub url: OnceLock<String>,
@@ -118,6 +121,7 @@ impl Hub {
         let started_at = clock();
         let parts = Arc::new(Parts {
             streams: Arc::new(Semaphore::new(config.streams_max)),
+            announced_bytes: AtomicU64::new(0),
             config,
             identity,
             readers,
@@ -149,63 +153,85 @@ impl Hub {
     ) -> Result<(), Error> {
         let Self { parts, tasks, _lock } = self;
         let listeners = http::Listeners::bind(&parts)?;
-        let becoming = become_ready(Arc::clone(&parts), tasks, entropy());
-        let background = tokio::spawn(async move {
-            if let Err(e) = becoming.await {
-                tracing::error!(error = %chain(&e), "the hub does not become ready");
+        let mut work = tokio::spawn(work(Arc::clone(&parts), tasks, entropy()));
+        let mut fault = None;
+        let until = async {
+            tokio::select! {
+                () = stop => {}
+                ended = &mut work => {
+                    let lost = |e| Err(Error::Unusable(format!("a background task ended: {e}")));
+                    fault = ended.unwrap_or_else(lost).err();
+                }
             }
-        });
-        let served = listeners.serve(Arc::clone(&parts), stop, STOP_WAIT).await;
-        background.abort();
+        };
+        let served = listeners.serve(Arc::clone(&parts), until, STOP_WAIT).await;
+        work.abort();
         tracing::info!("the hub has stopped");
-        served
+        fault.map_or(served, Err)
     }
 }
 
-/// Applies the log, clears staging, promotes what a crash left, then lets spokes in.
-async fn become_ready(parts: Arc<Parts>, tasks: Tasks, entropy: [u8; 10]) -> Result<(), Error> {
-    let stopped = |e: barque_raft::ProposeError| Error::Unusable(e.to_string());
-    parts.node.initialize("self").await.map_err(stopped)?;
-    while parts.node.read_barrier().await.is_err() {
-        parts.node.wait_for_leader(Duration::from_secs(5)).await;
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    let hub = parts.readers.read_async(query::hub).await?;
-    let epoch = match hub {
-        Some((hub_id, epoch)) if hub_id == parts.identity.hub_id => epoch,
-        Some((hub_id, _)) => {
-            return Err(Error::Unusable(format!(
-                "manifest.db is of hub {hub_id}, identity.json of {}; one of them was copied here",
-                parts.identity.hub_id
-            )));
-        }
-        None => init_manifest(&parts, entropy).await?,
-    };
+/// What runs beside the requests; ends only with a fault that no restart of a part would mend.
+async fn work(parts: Arc<Parts>, tasks: Tasks, entropy: [u8; 10]) -> Result<(), Error> {
+    become_leader_and_apply(&parts).await?;
+    let epoch = manifest_epoch(&parts, entropy).await?;
     let _ = parts.epoch.set(epoch);
-    let floor = parts.staging.newest_number();
-    let swept = sweep::sweep(&parts, floor).await?;
-    if swept > 0 {
-        tracing::info!(swept, "removed staged copies that nothing counts on");
-    }
-    let promoter = Promoter {
+    let promoter = Arc::new(Promoter {
         node_id: parts.identity.node_id,
         readers: parts.readers.clone(),
         ledger: parts.ledger.clone(),
         staging: Arc::clone(&parts.staging),
         landing: parts.landing.clone(),
         clock: Arc::clone(&parts.clock),
-    };
-    let promoting = Arc::new(promoter).run(parts.position.clone(), tasks.promoted);
+    });
+    sweep::once(&parts, &promoter, parts.staging.closed_number()).await;
+    let promoting = Arc::clone(&promoter).run(parts.position.clone(), tasks.promoted);
     let catching_up = async {
         let head = *parts.position.borrow();
         let mut promoted = parts.promoted.clone();
         let _ = promoted.wait_for(|p| *p >= head).await;
         tasks.ready.send_replace(true);
         tracing::info!(hub = %parts.identity.hub_id, position = head, "the hub is ready");
-        sweep::run(Arc::clone(&parts)).await;
+        sweep::run(Arc::clone(&parts), Arc::clone(&promoter)).await;
     };
-    tokio::join!(promoting, catching_up);
-    Ok(())
+    tokio::select! {
+        () = promoting => Err(Error::Unusable("promotion ended".to_owned())),
+        () = catching_up => Err(Error::Unusable("the sweep ended".to_owned())),
+        why = parts.node.stopped() => {
+            tasks.ready.send_replace(false);
+            Err(Error::Unusable(format!(
+                "the Raft node has stopped ({why}); what was acknowledged is safe. \
+                 Mend the cause (a full disk?) and start the hub again"
+            )))
+        }
+    }
+}
+
+/// Waits until everything in the log is applied here.
+async fn become_leader_and_apply(parts: &Parts) -> Result<(), Error> {
+    let stopped = |e: ProposeError| Error::Unusable(e.to_string());
+    parts.node.initialize("self").await.map_err(stopped)?;
+    loop {
+        match parts.node.read_barrier().await {
+            Ok(()) => return Ok(()),
+            Err(ProposeError::NotLeader { .. }) => {
+                parts.node.wait_for_leader(Duration::from_secs(5)).await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Err(e) => return Err(stopped(e)),
+        }
+    }
+}
+
+async fn manifest_epoch(parts: &Parts, entropy: [u8; 10]) -> Result<HubEpoch, Error> {
+    match parts.readers.read_async(query::hub).await? {
+        Some((hub_id, epoch)) if hub_id == parts.identity.hub_id => Ok(epoch),
+        Some((hub_id, _)) => Err(Error::Unusable(format!(
+            "manifest.db is of hub {hub_id}, identity.json of {}; one of them was copied here",
+            parts.identity.hub_id
+        ))),
+        None => init_manifest(parts, entropy).await,
+    }
 }
 
 async fn init_manifest(parts: &Parts, entropy: [u8; 10]) -> Result<HubEpoch, Error> {

@@ -59,6 +59,14 @@ impl Identity {
                 data.display()
             )));
         }
+        // An init that was cut short makes neither; a hub that ran has both.
+        if folder.manifest_db().exists() || folder.node_db().exists() {
+            return Err(Error::Unusable(format!(
+                "{} holds the data of a hub whose identity.json is gone; put its copy back, \
+                 or make the new hub in another folder",
+                data.display()
+            )));
+        }
         platform::create_folders_durably(data, 0o711)
             .and_then(|()| std::fs::set_permissions(data, std::fs::Permissions::from_mode(0o711)))
             .map_err(Error::io("cannot make the data folder", data))?;

@@ -108,11 +108,31 @@ impl Landing {
         platform::sync_folder(parent)
     }
 
-    /// Makes the names in these files' folders durable, each folder and its parents once.
+    /// Makes the names of these files durable: their folders and those above, each synced once.
+    ///
+    /// Also the folders above, and their modes: a crash may have left a folder between its making
+    /// and its sync.
     pub fn sync_folders_of<'a>(&self, landed: impl Iterator<Item = &'a str>) -> io::Result<()> {
-        let folders: std::collections::BTreeSet<PathBuf> =
-            landed.filter_map(|l| self.path(l).parent().map(Path::to_owned)).collect();
-        folders.iter().try_for_each(|f| platform::sync_folder(f))
+        let mut folders = std::collections::BTreeSet::new();
+        for name in landed {
+            let mut at = self.path(name);
+            while at.pop() && at.starts_with(&self.root) && folders.insert(at.clone()) {}
+        }
+        for folder in &folders {
+            let mode = fs::symlink_metadata(folder)?.permissions().mode() & 0o777;
+            if mode != FOLDER_MODE {
+                fs::set_permissions(folder, fs::Permissions::from_mode(FOLDER_MODE))?;
+            }
+            platform::sync_folder(folder)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a file that was found in place as good as one that was promoted: mode and sync.
+    pub fn adopt(&self, landed: &str) -> io::Result<()> {
+        let file = platform::open_regular(&self.path(landed))?;
+        file.set_permissions(fs::Permissions::from_mode(FILE_MODE))?;
+        platform::sync(&file)
     }
 
     /// Whether the landed file has this content, by reading it.

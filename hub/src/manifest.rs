@@ -139,6 +139,7 @@ impl StateMachine for Manifest {
                 rusqlite::backup::Backup::new(&source, &mut self.connection).map_err(wrap())?;
             backup.run_to_completion(1024, std::time::Duration::ZERO, None).map_err(wrap())?;
         }
+        self.checkpoint()?;
         self.position.send_replace(query::counter(&self.connection, "position")?);
         std::fs::remove_file(file).map_err(Error::io("cannot remove", file))
     }

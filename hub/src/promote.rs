@@ -90,6 +90,31 @@ impl Promoter {
         }
     }
 
+    /// Promotes staged copies that the manifest names and an earlier try left behind.
+    pub fn retry_left(&self) -> Result<(), Error> {
+        let mut after = 0;
+        loop {
+            let staged = self.ledger.staged_upto(u64::MAX, after, STEP)?;
+            let Some(last) = staged.last() else { return Ok(()) };
+            after = last.stage_no;
+            let mut rows = Vec::new();
+            for row in staged {
+                let is_mine = self
+                    .readers
+                    .read(|c| query::names_stage(c, self.node_id, &row.landed, row.stage_no))?;
+                rows.push(HeldRow {
+                    cursor: 0,
+                    landed: row.landed,
+                    sha256: row.sha256,
+                    size_bytes: row.size_bytes,
+                    is_mine,
+                    stage_no: row.stage_no,
+                });
+            }
+            self.promote(&rows, None)?;
+        }
+    }
+
     fn promote(&self, rows: &[HeldRow], cursor: Option<u64>) -> Result<(), Error> {
         let mut promoted: Vec<PromotedRow> = Vec::new();
         for row in rows.iter().filter(|r| r.is_mine) {
@@ -99,13 +124,14 @@ impl Promoter {
                 continue;
             }
             match self.promote_one(row) {
-                Ok(Some(done)) => promoted.push(done),
-                // The staged copy is served meanwhile, and a restart looks again.
-                Ok(None) => tracing::error!(
+                Ok(done) => promoted.push(done),
+                // The staged copy is served meanwhile; the hourly sweep and a restart try again.
+                Err(Left::File(why)) => tracing::error!(
                     path = %barque_bundle::path::printable(&row.landed),
-                    "a file cannot be made visible: something else stands at its place in landing; move it away and restart the hub"
+                    %why,
+                    "a file cannot be made visible; others go on"
                 ),
-                Err(source) => {
+                Err(Left::All(source)) => {
                     let path = self.landing.path(&row.landed);
                     return Err(Error::Io { what: "cannot promote", path, source });
                 }
@@ -117,36 +143,60 @@ impl Promoter {
         self.ledger.record_promoted(&promoted, cursor, (self.clock)())
     }
 
-    /// None when something foreign is in the way.
-    fn promote_one(&self, row: &HeldRow) -> io::Result<Option<PromotedRow>> {
-        let done = |stage_no| PromotedRow {
+    fn promote_one(&self, row: &HeldRow) -> Result<PromotedRow, Left> {
+        let done = || PromotedRow {
             landed: row.landed.clone(),
             sha256: row.sha256,
             size_bytes: row.size_bytes,
-            stage_no,
+            stage_no: Some(row.stage_no),
         };
-        let staged = self.staging.path(row.stage_no);
-        match self.landing.promote(&staged, &row.landed) {
-            Ok(()) => Ok(Some(done(Some(row.stage_no)))),
+        match self.landing.promote(&self.staging.path(row.stage_no), &row.landed) {
+            Ok(()) => Ok(done()),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-                if !self.landing.holds(&row.landed, &row.sha256, row.size_bytes)? {
-                    return Ok(None);
-                }
+                self.adopt(row, "something else stands at its place in landing; move it away")?;
                 self.staging.remove(row.stage_no)?;
-                Ok(Some(done(Some(row.stage_no))))
+                Ok(done())
             }
             // The rename happened before a crash, the mark did not.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let is_there = self.landing.holds(&row.landed, &row.sha256, row.size_bytes)?;
-                Ok(is_there.then(|| done(Some(row.stage_no))))
+                self.adopt(row, "this node's copy is lost: it is in neither staging nor landing")?;
+                Ok(done())
             }
-            Err(e) if is_in_the_way(&e) => Ok(None),
-            Err(e) => Err(e),
+            Err(e) => Err(e.into()),
         }
+    }
+
+    /// Takes the file found in place for the promoted one, if its content is the registered one.
+    fn adopt(&self, row: &HeldRow, otherwise: &str) -> Result<(), Left> {
+        if !self.landing.holds(&row.landed, &row.sha256, row.size_bytes)? {
+            return Err(Left::File(otherwise.to_owned()));
+        }
+        Ok(self.landing.adopt(&row.landed)?)
     }
 }
 
-/// A foreign file where a folder has to be, or the other way round.
-fn is_in_the_way(e: &io::Error) -> bool {
-    matches!(e.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory)
+/// Why a promotion was left: for this file alone, or for all until the fault is gone.
+enum Left {
+    File(String),
+    All(io::Error),
+}
+
+impl From<io::Error> for Left {
+    fn from(e: io::Error) -> Self {
+        use io::ErrorKind as Kind;
+        let is_of_the_file = matches!(
+            e.kind(),
+            Kind::AlreadyExists
+                | Kind::NotFound
+                | Kind::NotADirectory
+                | Kind::IsADirectory
+                | Kind::PermissionDenied
+                | Kind::InvalidInput
+                | Kind::InvalidFilename
+        );
+        if is_of_the_file || barque_bundle::platform::is_link(&e) {
+            return Self::File(e.to_string());
+        }
+        Self::All(e)
+    }
 }

@@ -25,6 +25,8 @@ use crate::hub::Clock;
 const LEADER_WAIT: Duration = Duration::from_secs(5);
 /// How long an answer is waited for, once proposed.
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
+/// How long a caller waits for its turn and its answer together.
+const QUEUE_WAIT: Duration = Duration::from_secs(50);
 /// Groups that wait before callers do.
 const QUEUE: usize = 256;
 
@@ -78,9 +80,20 @@ impl Proposer {
         bundle: Option<Arc<BundleRef>>,
         operations: Vec<Operation>,
     ) -> Result<Vec<OperationReply>, Refusal> {
+        let answered = self.enqueue(bundle, operations);
+        tokio::time::timeout(QUEUE_WAIT, answered).await.unwrap_or_else(|_| Err(unknown()))
+    }
+
+    async fn enqueue(
+        &self,
+        bundle: Option<Arc<BundleRef>>,
+        operations: Vec<Operation>,
+    ) -> Result<Vec<OperationReply>, Refusal> {
+        let once = bundle.as_ref().map_or(0, |b| b.header.len() + b.sig.len() + 256);
         let mut waiting = Vec::new();
         for (operations, bytes) in split(operations) {
             let (answer, reply) = oneshot::channel();
+            let bytes = bytes + once;
             let group = Group { bundle: bundle.clone(), operations, bytes, answer };
             self.queue.send(group).await.map_err(|_| stopping())?;
             waiting.push(reply);
@@ -97,6 +110,14 @@ impl Proposer {
         let envelope = Envelope { at: (self.clock)(), command };
         propose(&self.node, command::encode(&envelope)).await
     }
+}
+
+fn unknown() -> Refusal {
+    Refusal::new(
+        ErrorKind::Unknown,
+        "proposal_unknown",
+        "the hub did not hear in time whether this was agreed on; try again, a repeat changes nothing",
+    )
 }
 
 fn stopping() -> Refusal {
@@ -224,11 +245,7 @@ async fn propose(node: &Node, bytes: Vec<u8>) -> Result<Reply, Refusal> {
         let proposed = tokio::time::timeout(ANSWER_WAIT, node.propose(bytes.clone())).await;
         match proposed {
             Err(_) => {
-                return Err(Refusal::new(
-                    ErrorKind::Unknown,
-                    "proposal_unknown",
-                    "the hub did not hear in time whether this was agreed on; try again, a repeat changes nothing",
-                ));
+                return Err(unknown());
             }
             Ok(Ok(reply)) => {
                 return command::decode(&reply).map_err(|e: Error| e.to_refusal());

@@ -21,6 +21,7 @@ use crate::hub::Parts;
 use crate::ledger::StagedRow;
 use crate::manifest::query;
 use crate::registry::Caller;
+use crate::staging::Slot;
 
 /// Files that wait between staging and settling.
 const WAITING: usize = 1000;
@@ -38,7 +39,7 @@ pub struct Intake {
 /// What the staging thread found for one member.
 enum Item {
     /// Whole and hashed in staging, not yet synced.
-    Staged { entry: Entry, stage_no: u64 },
+    Staged { entry: Entry, slot: Slot },
     /// The manifest knows the path; `apply` says how.
     Known { entry: Entry },
     /// Decided without the manifest; a number to answer when that is for good.
@@ -116,14 +117,16 @@ impl Settler {
 
     /// Makes a group durable, gets it agreed on, waits until it is visible, tells the client.
     async fn settle(&mut self, items: Vec<Item>) -> Result<(), Refusal> {
-        let staged: Vec<StagedRow> = items.iter().filter_map(|i| self.staged_row(i)).collect();
-        self.make_durable(staged).await?;
+        let (mut slots, mut staged) = (Vec::new(), Vec::new());
         let node_id = self.parts.identity.node_id;
         let mut operations = Vec::new();
         let mut asked = Vec::new();
         for item in items {
             match item {
-                Item::Staged { entry, stage_no } => {
+                Item::Staged { entry, slot } => {
+                    let stage_no = slot.stage_no();
+                    staged.push(self.staged_row(&entry, stage_no));
+                    slots.push(slot);
                     let holder = Some(Holder { node_id, stage_no });
                     operations.push(register(&entry, holder));
                     asked.push(Some((entry, true)));
@@ -141,6 +144,7 @@ impl Settler {
                 }
             }
         }
+        self.make_durable(slots, staged).await?;
         let bundle = Some(Arc::clone(&self.bundle));
         let replies = self.parts.proposer.operations(bundle, operations).await?;
         if replies.iter().any(|r| matches!(r, OperationReply::Dead)) {
@@ -159,37 +163,31 @@ impl Settler {
         self.tell_agreed(answers).await
     }
 
-    fn staged_row(&self, item: &Item) -> Option<StagedRow> {
-        let Item::Staged { entry, stage_no } = item else {
-            return None;
-        };
-        Some(StagedRow {
-            stage_no: *stage_no,
+    fn staged_row(&self, entry: &Entry, stage_no: u64) -> StagedRow {
+        StagedRow {
+            stage_no,
             landed: barque_bundle::wire::landed(&self.bundle.spoke_id, &entry.path),
             sha256: entry.sha256,
             size_bytes: entry.size_bytes,
-        })
+        }
     }
 
-    /// Syncs the files, then records them. A failed sync condemns the whole group.
-    async fn make_durable(&self, staged: Vec<StagedRow>) -> Result<(), Refusal> {
+    /// Syncs the files, then records them. A failed sync condemns the whole group: its slots
+    /// delete their files as they drop.
+    async fn make_durable(&self, slots: Vec<Slot>, staged: Vec<StagedRow>) -> Result<(), Refusal> {
         if staged.is_empty() {
             return Ok(());
         }
         let parts = Arc::clone(&self.parts);
         let done = tokio::task::spawn_blocking(move || -> Result<(), Error> {
             let numbers: Vec<u64> = staged.iter().map(|r| r.stage_no).collect();
-            let synced = parts
+            parts
                 .staging
                 .sync(&numbers)
-                .map_err(Error::io("cannot sync files in", parts.staging.folder()))
-                .and_then(|()| parts.ledger.record_staged(&staged, (parts.clock)()));
-            if synced.is_err() {
-                for n in numbers {
-                    let _ = parts.staging.remove(n);
-                }
-            }
-            synced
+                .map_err(Error::io("cannot sync files in", parts.staging.folder()))?;
+            parts.ledger.record_staged(&staged, (parts.clock)())?;
+            slots.into_iter().for_each(Slot::keep);
+            Ok(())
         });
         let done = done.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
         done.map_err(|e| log_and_refuse(&e))

@@ -24,6 +24,11 @@ const POSITION_WAIT: Duration = Duration::from_secs(5);
 /// Files that one answer asks for again at the most.
 const WANTED_MAX: u32 = 1000;
 
+/// Ranges of void numbers in one request; a spoke states them merged.
+const VOID_RANGES_MAX: usize = 10_000;
+/// Characters of a spoke's version that are kept.
+const VERSION_MAX: usize = 64;
+
 /// What the manifest says of a page of entries.
 #[derive(Default)]
 struct Sorted {
@@ -49,6 +54,10 @@ pub async fn reconcile(
         let refusal = Refusal::new(ErrorKind::TooLarge, "too_many_entries", detail);
         return Err(Refusal { max_entries: Some(RECONCILE_ENTRIES_MAX), ..refusal }.into());
     }
+    if request.voids.as_slice().len() > VOID_RANGES_MAX {
+        let detail = format!("at most {VOID_RANGES_MAX} ranges of void numbers are taken at once");
+        return Err(Refusal::new(ErrorKind::TooLarge, "too_many_voids", detail).into());
+    }
     let mut head = parts.position.clone();
     let reached = head.wait_for(|p| *p >= request.seen_position);
     // Later than that, the caller gets our own position and judges by it.
@@ -56,17 +65,20 @@ pub async fn reconcile(
 
     let spoke = caller.spoke_id.clone();
     let entries = request.entries;
+    let mut report = request.status;
+    report.version = report.version.chars().take(VERSION_MAX).collect();
     let sorted = parts.readers.read_async(move |c| sort(c, &spoke, entries)).await?;
     let check_in = Operation::CheckIn(CheckIn {
         spoke_id: caller.spoke_id.clone(),
         key_id: caller.key_id.clone(),
         series: request.series,
         seq_head: request.seq_head,
-        as_of: request.as_of,
+        // No spoke can have seen what is still to come, whatever its clock says.
+        as_of: request.as_of.map(|t| t.min((parts.clock)())),
         voids: request.voids,
         replaces: request.replaces,
         answered: Ranges::from_numbers(sorted.answered.clone()),
-        report: request.status,
+        report,
     });
     let replies = parts.proposer.operations(None, vec![check_in]).await?;
     let seen = match replies.first() {
@@ -154,6 +166,7 @@ fn sort(c: &Connection, spoke: &SpokeId, entries: Vec<WireEntry>) -> Result<Sort
             Ok(path) => path,
             Err(e) => {
                 let e: barque_bundle::path::PathError = e;
+                sorted.answered.push(entry.seq);
                 sorted.refused.push(refuse(e.code(), e.to_string()));
                 continue;
             }
@@ -161,6 +174,7 @@ fn sort(c: &Connection, spoke: &SpokeId, entries: Vec<WireEntry>) -> Result<Sort
         let landed = match LandedName::new(spoke, &path) {
             Ok(landed) => landed,
             Err(e) => {
+                sorted.answered.push(entry.seq);
                 sorted.refused.push(refuse(e.code(), e.to_string()));
                 continue;
             }

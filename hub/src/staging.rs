@@ -1,10 +1,14 @@
 //! Where bytes wait until they are verified, durable and agreed on; never a place for readers.
+//!
+//! A number is open from the first byte until its file has a row in node.db (or is gone), so that
+//! the node's floor never passes a file that is still on its way, however slow its link.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use barque_bundle::digest::Hasher;
 use barque_bundle::{Sha256Digest, platform};
@@ -15,6 +19,8 @@ use crate::ledger::Ledger;
 
 /// Stage numbers reserved at once, so that the ledger is written rarely.
 const RESERVED: u64 = 10_000;
+/// Bytes written between two syncs of one file, so that the last one is never long.
+const SYNC_EVERY_BYTES: u64 = 64 * 1024 * 1024;
 /// Threads that sync a group of files.
 const SYNC_THREADS: usize = 8;
 
@@ -22,15 +28,22 @@ const SYNC_THREADS: usize = 8;
 pub struct Staging {
     folder: PathBuf,
     ledger: Ledger,
-    /// The next number and the end of the reserved ones.
-    numbers: Mutex<(u64, u64)>,
+    numbers: Mutex<Numbers>,
+}
+
+struct Numbers {
+    next: u64,
+    /// The end of the reserved ones.
+    end: u64,
+    open: BTreeSet<u64>,
 }
 
 impl Staging {
     /// Opens the folder; numbers go on above all that were ever given out.
     pub fn open(folder: &Path, ledger: Ledger) -> Result<Self, Error> {
         let next = ledger.stage_ceiling()? + 1;
-        Ok(Self { folder: folder.to_owned(), ledger, numbers: Mutex::new((next, next)) })
+        let numbers = Numbers { next, end: next, open: BTreeSet::new() };
+        Ok(Self { folder: folder.to_owned(), ledger, numbers: Mutex::new(numbers) })
     }
 
     pub fn folder(&self) -> &Path {
@@ -41,24 +54,32 @@ impl Staging {
         self.folder.join(format!("{stage_no:016}.staged"))
     }
 
-    fn next_number(&self) -> Result<u64, Error> {
-        let mut numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if numbers.0 == numbers.1 {
+    fn lock(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_number(&self) -> Result<u64, Error> {
+        let mut numbers = self.lock();
+        if numbers.next == numbers.end {
             let first = self.ledger.reserve_stage_numbers(RESERVED)?;
-            *numbers = (first, first + RESERVED);
+            (numbers.next, numbers.end) = (first, first + RESERVED);
         }
-        numbers.0 += 1;
-        Ok(numbers.0 - 1)
+        let number = numbers.next;
+        numbers.next += 1;
+        numbers.open.insert(number);
+        Ok(number)
     }
 
-    /// The highest number given out so far: everything after it is newer.
-    pub fn newest_number(&self) -> u64 {
-        self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).0 - 1
+    /// The highest number at or below which no file is on its way any more.
+    pub fn closed_number(&self) -> u64 {
+        let numbers = self.lock();
+        numbers.open.first().copied().unwrap_or(numbers.next) - 1
     }
 
-    /// A new, empty file to write and hash into; it is deleted unless it is kept.
-    pub fn begin(&self) -> Result<Incoming, Error> {
-        let stage_no = self.next_number()?;
+    /// A new, empty file to write and hash into; it is deleted unless its slot is kept.
+    pub fn begin(self: &Arc<Self>) -> Result<Incoming, Error> {
+        let stage_no = self.open_number()?;
+        let slot = Slot { staging: Arc::clone(self), stage_no, is_kept: false };
         let path = self.path(stage_no);
         let open = || {
             let file = fs::OpenOptions::new()
@@ -71,7 +92,7 @@ impl Staging {
             Ok(file)
         };
         let file = open().map_err(Error::io("cannot stage", &path))?;
-        Ok(Incoming { stage_no, path, file, hasher: Hasher::new(), is_kept: false })
+        Ok(Incoming { slot, path, file, hasher: Hasher::new(), synced: 0 })
     }
 
     /// Makes whole files durable, with their names; after an error none of them may be trusted.
@@ -113,19 +134,50 @@ impl Staging {
     }
 }
 
-/// A file being staged: written and hashed, not yet synced.
+/// A stage number that is open: its file goes with it unless it is kept.
+pub struct Slot {
+    staging: Arc<Staging>,
+    stage_no: u64,
+    is_kept: bool,
+}
+
+impl Slot {
+    pub fn stage_no(&self) -> u64 {
+        self.stage_no
+    }
+
+    /// Leaves the file in staging: it has a row in node.db.
+    pub fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            let _ = self.staging.remove(self.stage_no);
+        }
+        self.staging.lock().open.remove(&self.stage_no);
+    }
+}
+
+/// A file being staged: written and hashed, not yet synced to its end.
 pub struct Incoming {
-    pub stage_no: u64,
+    slot: Slot,
     path: PathBuf,
     file: File,
     hasher: Hasher,
-    is_kept: bool,
+    synced: u64,
 }
 
 impl Incoming {
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes)?;
         self.hasher.update(bytes);
+        if self.hasher.len() - self.synced >= SYNC_EVERY_BYTES {
+            platform::sync(&self.file)?;
+            self.synced = self.hasher.len();
+        }
         Ok(())
     }
 
@@ -138,18 +190,9 @@ impl Incoming {
         &self.path
     }
 
-    /// Leaves the file in staging.
-    pub fn keep(mut self) -> u64 {
-        self.is_kept = true;
-        self.stage_no
-    }
-}
-
-impl Drop for Incoming {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            let _ = fs::remove_file(&self.path);
-        }
+    /// The whole file's slot; the file itself is closed.
+    pub fn into_slot(self) -> Slot {
+        self.slot
     }
 }
 
@@ -162,7 +205,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let open = || {
             let ledger = Ledger::open(&dir.path().join("node.db")).unwrap();
-            Staging::open(dir.path(), ledger).unwrap()
+            Arc::new(Staging::open(dir.path(), ledger).unwrap())
         };
         let staging = open();
         let mut first = staging.begin().unwrap();
@@ -170,9 +213,25 @@ mod tests {
         assert_eq!(first.digest(), (Sha256Digest::of(b"abc"), 3));
         let dropped = staging.begin().unwrap().path().to_owned();
         assert!(!dropped.exists());
-        let n = first.keep();
+        let slot = first.into_slot();
+        let n = slot.stage_no();
         staging.sync(&[n]).unwrap();
+        slot.keep();
         assert_eq!(staging.present().unwrap(), [n]);
-        assert!(open().begin().unwrap().stage_no > n + 1);
+        assert!(open().begin().unwrap().into_slot().stage_no() > n + 1);
+    }
+
+    #[test]
+    fn a_number_that_is_still_written_holds_the_floor_down() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(&dir.path().join("node.db")).unwrap();
+        let staging = Arc::new(Staging::open(dir.path(), ledger).unwrap());
+        let slow = staging.begin().unwrap();
+        let quick = staging.begin().unwrap().into_slot();
+        let n = quick.stage_no();
+        quick.keep();
+        assert_eq!(staging.closed_number(), n - 2);
+        drop(slow);
+        assert_eq!(staging.closed_number(), n);
     }
 }

@@ -3,12 +3,14 @@
 //! A copy that was answered `Stored` may be in a proposal under way, so it goes only after the
 //! node's own floor above its number is applied and the manifest does not name it (D1).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::command::Command;
 use crate::error::{Error, Refusal, chain};
 use crate::hub::Parts;
 use crate::manifest::query;
+use crate::promote::Promoter;
 
 const EVERY: Duration = Duration::from_secs(3600);
 const PAGE: u32 = 1000;
@@ -28,11 +30,11 @@ pub fn remove_orphans(parts: &Parts) -> Result<u64, Error> {
 }
 
 /// Raises the node's floor and deletes what lies below it and is not named.
-pub async fn sweep(parts: &std::sync::Arc<Parts>, floor: u64) -> Result<u64, Error> {
+pub async fn sweep(parts: &Arc<Parts>, floor: u64) -> Result<u64, Error> {
     let node_id = parts.identity.node_id;
     let command = Command::RaiseStageFloor { node_id, floor };
     parts.proposer.command(command).await?;
-    let parts = std::sync::Arc::clone(parts);
+    let parts = Arc::clone(parts);
     tokio::task::spawn_blocking(move || delete_below(&parts, floor))
         .await
         .unwrap_or_else(|e| Err(Error::Malformed(format!("the sweep ended badly: {e}"))))
@@ -60,18 +62,29 @@ fn delete_below(parts: &Parts, floor: u64) -> Result<u64, Error> {
     }
 }
 
+/// One sweep: what lies below the floor goes, and promotions that were left are tried again.
+pub async fn once(parts: &Arc<Parts>, promoter: &Arc<Promoter>, floor: u64) {
+    match sweep(parts, floor).await {
+        Ok(0) => {}
+        Ok(removed) => tracing::info!(removed, "removed staged copies that nothing counts on"),
+        Err(Error::Refused(Refusal { code, .. })) => tracing::warn!(code, "sweep put off"),
+        Err(e) => tracing::error!(error = %chain(&e), "sweep failed; it is tried again"),
+    }
+    let promoter = Arc::clone(promoter);
+    match tokio::task::spawn_blocking(move || promoter.retry_left()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::error!(error = %chain(&e), "promotions are left; tried again later"),
+        Err(e) => tracing::error!(error = %e, "a promoting thread ended badly"),
+    }
+}
+
 /// Sweeps hourly what was staged more than an hour before, until the task is dropped.
-pub async fn run(parts: std::sync::Arc<Parts>) {
-    let mut hour_ago = parts.staging.newest_number();
+pub async fn run(parts: Arc<Parts>, promoter: Arc<Promoter>) {
+    let mut hour_ago = parts.staging.closed_number();
     loop {
         tokio::time::sleep(EVERY).await;
-        let newest = parts.staging.newest_number();
-        match sweep(&parts, hour_ago).await {
-            Ok(0) => {}
-            Ok(removed) => tracing::info!(removed, "swept staging"),
-            Err(Error::Refused(Refusal { code, .. })) => tracing::warn!(code, "sweep put off"),
-            Err(e) => tracing::error!(error = %chain(&e), "sweep failed"),
-        }
-        hour_ago = newest;
+        let closed = parts.staging.closed_number();
+        once(&parts, &promoter, hour_ago).await;
+        hour_ago = closed;
     }
 }

@@ -52,7 +52,13 @@ pub(crate) enum Response {
 
 #[derive(Serialize, Deserialize)]
 pub(crate) enum PieceAnswer {
-    Continue { offset: u64 },
+    Continue {
+        offset: u64,
+    },
+    /// The receiver could not write it.
+    NotKept {
+        why: String,
+    },
     Installed(SnapshotResponse<u64>),
 }
 
@@ -130,6 +136,9 @@ impl<T: Transport> Client<T> {
             match self.call(&Request::Piece(piece)).await? {
                 Response::Piece(Ok(PieceAnswer::Continue { offset: next })) => offset = next,
                 Response::Piece(Ok(PieceAnswer::Installed(answer))) => return Ok(answer),
+                Response::Piece(Ok(PieceAnswer::NotKept { why })) => {
+                    return Err(NetworkError::new(&std::io::Error::other(why)).into());
+                }
                 Response::Piece(Err(e)) => return Err(RemoteError::new(self.target, e).into()),
                 _ => return Err(self.unexpected().into()),
             }

@@ -172,6 +172,16 @@ impl Node {
         }
     }
 
+    /// Returns when the Raft core has stopped by itself, and why: a fault of its storage.
+    pub async fn stopped(&self) -> String {
+        let mut metrics = self.raft.metrics();
+        let stopped = metrics.wait_for(|m| m.running_state.is_err()).await;
+        match stopped {
+            Ok(m) => m.running_state.as_ref().err().map_or_else(String::new, ToString::to_string),
+            Err(_) => "its core is gone".to_owned(),
+        }
+    }
+
     /// Makes what is applied durable and lets the log before it go.
     pub async fn checkpoint(&self) -> Result<(), ProposeError> {
         self.raft.trigger().snapshot().await.map_err(|e| ProposeError::Stopped(e.to_string()))
@@ -199,7 +209,7 @@ impl Node {
                 tracing::error!(error = %e, path = %path.display(), "a snapshot piece was not kept");
                 // From the start again: nothing of a file that could not be written is trusted.
                 let _ = std::fs::remove_file(&path);
-                return Ok(PieceAnswer::Continue { offset: 0 });
+                return Ok(PieceAnswer::NotKept { why: e.to_string() });
             }
         };
         if !piece.done || offset != piece.offset + piece.data.len() as u64 {
@@ -231,8 +241,10 @@ impl Drop for Node {
 
 /// Writes the piece if it goes on where the file ends; the length of the file afterwards.
 fn write_piece(path: &std::path::Path, piece: &SnapshotPiece) -> std::io::Result<u64> {
+    use std::os::unix::fs::OpenOptionsExt as _;
     let mut options = std::fs::OpenOptions::new();
-    let mut file = options.create(true).truncate(piece.offset == 0).write(true).open(path)?;
+    options.create(true).truncate(piece.offset == 0).write(true).mode(0o600);
+    let mut file = options.open(path)?;
     let len = file.seek(SeekFrom::End(0))?;
     if len != piece.offset {
         return Ok(len);

@@ -12,6 +12,7 @@ use crate::hub_client;
 use crate::identity::{Identity, Pin};
 use crate::ledger::Ledger;
 use crate::lock::Lock;
+use crate::pin::Times;
 
 /// Enrolls the state folder with a token; the same folder may come again with it (a lost reply).
 ///
@@ -44,9 +45,10 @@ pub async fn enroll(
     };
     // Before the call: a key that the hub took must not be lost with a crash.
     identity.save(state)?;
-    let offset_ms = clock_offset(&token, edge);
+    // A local clock that is wrong does not matter: the token carries the hub's time.
+    let times = Times::new(0, Some(token.hub_time));
     let request = EnrollRequest::new(&token, &identity.key);
-    let answer = hub_client::enroll(&token.urls, token.root, offset_ms, &request).await?;
+    let answer = hub_client::enroll(&token.urls, token.root, times, &request).await?;
     if answer.hub_id != token.hub {
         return Err(Error::Usage(format!(
             "the hub that answered is {}, the token is of {}",
@@ -55,12 +57,6 @@ pub async fn enroll(
     }
     remember(state, config, identity, &token, &answer, edge)?;
     Ok(answer)
-}
-
-/// A clock that is plainly wrong (before the token was made, or after it ended) follows the token.
-fn clock_offset(token: &EnrollToken, edge: &Edge) -> i64 {
-    let now = edge.now();
-    if now < token.hub_time || now > token.expires_at { token.hub_time.since_ms(now) } else { 0 }
 }
 
 fn configuration(state: &StateFolder, source: Option<&Path>) -> Result<SpokeConfig, Error> {
@@ -94,6 +90,7 @@ fn remember(
     let ledger = Ledger::open(&state.ledger())?;
     let series = SeriesId::new(answer.hub_time, edge.id_bytes());
     ledger.add_hub(answer.hub_id, series, offset_ms)?;
+    ledger.set_clock(answer.hub_id, offset_ms, answer.hub_time)?;
     identity.hubs.retain(|p| p.hub_id != answer.hub_id);
     identity.hubs.push(Pin { hub_id: answer.hub_id, roots: vec![answer.root.clone()] });
     identity.save(state)?;

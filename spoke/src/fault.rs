@@ -35,6 +35,15 @@ pub fn classify_status(status: u16) -> Fault {
     }
 }
 
+/// Whether the hub or the way to it is busy or down, which no bundle can be at fault for.
+pub fn is_busy(error: &CallError) -> bool {
+    match error {
+        CallError::Unreachable { .. } => true,
+        CallError::Refused(p) => matches!(p.status, 429 | 502..=504),
+        _ => false,
+    }
+}
+
 /// Link faults in a row that end a pass.
 pub const IN_A_ROW_MAX: u32 = 4;
 const BASE: Duration = Duration::from_millis(250);

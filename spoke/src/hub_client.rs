@@ -4,13 +4,13 @@
 //! deadline that counts progress, not only silence.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use barque_bundle::header::Signed;
 use barque_bundle::jwt::{self, Claims};
+use barque_bundle::platform::Root;
 use barque_bundle::receipt::{Answers, Expected, ReceiptError, WireReceipt};
 use barque_bundle::wire::{
     self, BundleLine, EnrollRequest, EnrollResponse, Problem, ReconcileRequest, ReconcileResponse,
@@ -25,11 +25,13 @@ use reqwest::header::{CONTENT_TYPE, RETRY_AFTER, SERVER};
 
 use crate::edge::Edge;
 use crate::ledger::StatRow;
-use crate::pin::{PinnedTls, Roots};
+use crate::pin::{PinnedTls, Roots, Times};
 
 const CONNECT_WAIT: Duration = Duration::from_secs(10);
 /// Longest time in which nothing moves in either direction.
 const STALL_WAIT: Duration = Duration::from_secs(60);
+/// How long a sending thread is waited for once its answer is here.
+const WRITER_WAIT: Duration = Duration::from_secs(5);
 /// Most bytes of an answer.
 const ANSWER_MAX_BYTES: usize = 64 * 1024 * 1024;
 /// Bytes that go to the network at once.
@@ -113,7 +115,7 @@ pub struct HubClient {
 }
 
 struct PinnedHandles {
-    clock_offset_ms: Arc<AtomicI64>,
+    times: Arc<Times>,
     saw_wrong_root: Arc<std::sync::atomic::AtomicBool>,
 }
 
@@ -123,11 +125,10 @@ pub struct Sent {
     pub stopped: Option<Stopped>,
 }
 
-/// One file to send: its entry, where it lies, and the stat it must still have.
+/// One file to send: its entry, and the stat it must still have.
 #[derive(Clone)]
 pub struct Parcel {
     pub entry: Entry,
-    pub file: PathBuf,
     pub stat: StatRow,
 }
 
@@ -149,24 +150,20 @@ fn http_client(tls: &PinnedTls) -> Result<reqwest::Client, CallError> {
 }
 
 impl HubClient {
-    pub fn new(party: Party, clock_offset_ms: i64, edge: Edge) -> Result<Self, CallError> {
-        let tls = PinnedTls::new(Roots::Keys(party.roots.clone()), clock_offset_ms);
+    pub fn new(party: Party, times: Times, edge: Edge) -> Result<Self, CallError> {
+        let tls = PinnedTls::new(Roots::Keys(party.roots.clone()), times);
         let http = http_client(&tls)?;
-        let tls = PinnedHandles {
-            clock_offset_ms: tls.clock_offset_ms,
-            saw_wrong_root: tls.saw_wrong_root,
-        };
+        let tls = PinnedHandles { times: tls.times, saw_wrong_root: tls.saw_wrong_root };
         Ok(Self { party, http, tls, edge, current: AtomicU64::new(0) })
     }
 
     /// Hub time minus local time, as last learned from a signed answer.
     pub fn clock_offset_ms(&self) -> i64 {
-        self.tls.clock_offset_ms.load(Ordering::Relaxed)
+        self.tls.times.offset_ms()
     }
 
     fn learn_time(&self, hub_time: barque_bundle::Timestamp) {
-        let offset = hub_time.since_ms(self.edge.now());
-        self.tls.clock_offset_ms.store(offset, Ordering::Relaxed);
+        self.tls.times.learn(hub_time, self.edge.now());
     }
 
     /// A token for one request, in hub time.
@@ -235,15 +232,17 @@ impl HubClient {
         Ok(receipt)
     }
 
-    /// True when a refusal told the hub's time over a trusted line, so that a repeat makes sense.
+    /// True when a refusal told the hub's time, so that a repeat makes sense.
+    ///
+    /// Over TLS the pinned hub says so; on a plain line it may be anybody, who gains only that a
+    /// request is signed for another minute: receipts still count by their signatures alone.
     fn learn_from_refusal(&self, e: &CallError) -> bool {
         let CallError::Refused(problem) = e else {
             return false;
         };
-        let is_trusted = self.url("").starts_with("https://");
         let is_time = matches!(problem.code.as_str(), "clock_skew" | "token_expired");
         match problem.hub_time {
-            Some(hub_time) if is_trusted && is_time => {
+            Some(hub_time) if is_time => {
                 self.learn_time(hub_time);
                 true
             }
@@ -264,8 +263,8 @@ impl HubClient {
             .bearer_auth(self.token("POST", path, dig))
             .header(wire::REQUEST_ID, self.request_id())
             .header(CONTENT_TYPE, "application/json")
-            .body(body)
-            .timeout(STALL_WAIT * 2);
+            .timeout(page_wait(body.len()))
+            .body(body);
         let response = request.send().await.map_err(|e| self.failed(&url, &e))?;
         self.judge(&url, response).await
     }
@@ -310,6 +309,7 @@ impl HubClient {
     pub async fn send(
         &self,
         header: &Signed<Header>,
+        source: Arc<Root>,
         parcels: Vec<Parcel>,
         progress: Arc<dyn Progress>,
     ) -> Result<Sent, CallError> {
@@ -319,7 +319,8 @@ impl HubClient {
         let sink =
             ChannelWriter { out, moved: Arc::clone(&moved), progress: Arc::clone(&progress) };
         let signed = header.clone();
-        let writing = tokio::task::spawn_blocking(move || write_stream(sink, &signed, &parcels));
+        let writing =
+            tokio::task::spawn_blocking(move || write_stream(sink, &signed, &source, &parcels));
         let mut pieces = pieces;
         let body = reqwest::Body::wrap_stream(futures_util::stream::poll_fn(move |cx| {
             pieces.poll_recv(cx)
@@ -333,11 +334,14 @@ impl HubClient {
             .header(CONTENT_TYPE, stream::MEDIA_TYPE)
             .body(body);
         let answer = self.hear(&url, request, header, &moved, &*progress).await;
-        // The channel is closed by now; the thread ends at its next write.
-        let written = writing.await;
+        // The thread ends at its next write, or with the connection: it is not waited for long.
+        let written = tokio::time::timeout(WRITER_WAIT, writing).await;
         match (answer, written) {
             (Ok(sent), _) => Ok(sent),
-            (Err(e), Ok(Err(io))) if io.kind() != io::ErrorKind::BrokenPipe => {
+            (Err(e), _) if self.learn_from_refusal(&e) => {
+                Err(CallError::Broken { url, why: format!("{e}; the clock is set by the hub's") })
+            }
+            (Err(e), Ok(Ok(Err(io)))) if io.kind() != io::ErrorKind::BrokenPipe => {
                 Err(CallError::Broken { url, why: format!("{e}; sending: {io}") })
             }
             (Err(e), _) => Err(e),
@@ -378,6 +382,7 @@ impl HubClient {
             for line in lines.push(&piece) {
                 match serde_json::from_slice(&line) {
                     Ok(BundleLine::Outcome(_)) => progress.settled(),
+                    Ok(BundleLine::Working { .. }) => {}
                     Ok(BundleLine::Done { receipt, stopped }) => {
                         let answers = Answers::Bundle(header.value.bundle_id);
                         return Ok(Sent { receipt: self.open(receipt, answers)?, stopped });
@@ -402,10 +407,10 @@ impl HubClient {
 pub async fn enroll(
     urls: &[String],
     root: Sha256Digest,
-    clock_offset_ms: i64,
+    times: Times,
     request: &EnrollRequest,
 ) -> Result<EnrollResponse, CallError> {
-    let tls = PinnedTls::new(Roots::Fingerprint(root), clock_offset_ms);
+    let tls = PinnedTls::new(Roots::Fingerprint(root), times);
     let http = http_client(&tls)?;
     let mut last = CallError::Client("the token names no address".to_owned());
     for base in urls {
@@ -445,6 +450,11 @@ pub async fn enroll(
         return Ok(answer);
     }
     Err(last)
+}
+
+/// The time for a page: as for a stall, and then as slow a link as 2 kB/s.
+fn page_wait(bytes: usize) -> Duration {
+    STALL_WAIT * 2 + Duration::from_millis(bytes as u64 / 2)
 }
 
 enum WholeError {
@@ -564,6 +574,7 @@ impl Write for ChannelWriter {
 fn write_stream(
     sink: ChannelWriter,
     header: &Signed<Header>,
+    source: &Root,
     parcels: &[Parcel],
 ) -> io::Result<()> {
     let out = sink.out.clone();
@@ -573,7 +584,7 @@ fn write_stream(
         entries.sort_by(|a, b| a.path.cmp(&b.path));
         let mut stream = stream::Writer::start(buffered, header, &entries)?;
         for parcel in parcels {
-            match open_unchanged(parcel) {
+            match open_unchanged(source, parcel) {
                 Some(file) => stream.file(&parcel.entry, file).map(drop)?,
                 None => stream.withdrawn(&parcel.entry)?,
             }
@@ -588,7 +599,7 @@ fn write_stream(
     written
 }
 
-fn open_unchanged(parcel: &Parcel) -> Option<std::fs::File> {
-    let file = barque_bundle::platform::open_regular(&parcel.file).ok()?;
+fn open_unchanged(source: &Root, parcel: &Parcel) -> Option<std::fs::File> {
+    let file = source.open_regular(parcel.entry.path.as_str()).ok()?;
     (StatRow::of(&file.metadata().ok()?) == parcel.stat).then_some(file)
 }

@@ -35,6 +35,8 @@ pub struct HubRow {
     pub seen_position: u64,
     pub as_of: Option<Timestamp>,
     pub clock_offset_ms: i64,
+    /// The latest time that the hub signed.
+    pub hub_time: Option<Timestamp>,
     pub last_success: Option<Timestamp>,
 }
 
@@ -110,6 +112,7 @@ impl Ledger {
                     seen_position: unsigned(r.get("seen_position")?),
                     as_of: r.get::<_, Option<i64>>("as_of")?.map(Timestamp::from_unix_ms),
                     clock_offset_ms: r.get("clock_offset_ms")?,
+                    hub_time: r.get::<_, Option<i64>>("hub_time")?.map(Timestamp::from_unix_ms),
                     last_success: r
                         .get::<_, Option<i64>>("last_success")?
                         .map(Timestamp::from_unix_ms),
@@ -119,8 +122,10 @@ impl Ledger {
             .map_err(self.wrap())
     }
 
-    pub fn set_clock_offset(&self, hub_id: HubId, offset_ms: i64) -> Result<(), Error> {
-        self.set(hub_id, "clock_offset_ms", offset_ms)
+    /// Keeps what was learned of the hub's clock: its difference to ours, and the time it signed.
+    pub fn set_clock(&self, hub_id: HubId, offset_ms: i64, at: Timestamp) -> Result<(), Error> {
+        self.set(hub_id, "clock_offset_ms", offset_ms)?;
+        self.set(hub_id, "hub_time", at.unix_ms())
     }
 
     pub fn set_as_of(&self, hub_id: HubId, as_of: Timestamp) -> Result<(), Error> {

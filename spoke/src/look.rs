@@ -1,9 +1,10 @@
 //! A look at one file: is it whole, and what is its digest? Nothing is changed.
 
 use std::io;
-use std::path::Path;
+use std::time::Duration;
 
-use barque_bundle::{Sha256Digest, door, platform};
+use barque_bundle::platform::Root;
+use barque_bundle::{Sha256Digest, Timestamp, door, platform};
 
 use crate::ledger::StatRow;
 
@@ -29,8 +30,8 @@ pub enum Looked {
 }
 
 /// Reads the file once: door rule, then digest, with its stat compared before and after.
-pub fn look(path: &Path) -> Looked {
-    try_look(path).unwrap_or_else(|e| match e.kind() {
+pub fn look(root: &Root, path: &str) -> Looked {
+    try_look(root, path).unwrap_or_else(|e| match e.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput => {
             Looked::Gone
         }
@@ -39,8 +40,8 @@ pub fn look(path: &Path) -> Looked {
     })
 }
 
-fn try_look(path: &Path) -> io::Result<Looked> {
-    let mut file = platform::open_regular(path)?;
+fn try_look(root: &Root, path: &str) -> io::Result<Looked> {
+    let mut file = root.open_regular(path)?;
     let stat = StatRow::of(&file.metadata()?);
     let judged = match door::check(&mut file) {
         Err(door::DoorError::Io(e)) => return Err(e),
@@ -53,9 +54,8 @@ fn try_look(path: &Path) -> io::Result<Looked> {
         }
         Err(_) => None,
     };
-    if StatRow::of(&file.metadata()?) != stat
-        || StatRow::of(&std::fs::symlink_metadata(path)?) != stat
-    {
+    let is_still = |m: io::Result<std::fs::Metadata>| m.map(|m| StatRow::of(&m) == stat);
+    if !is_still(file.metadata())? || !is_still(root.metadata(path))? {
         return Ok(Looked::Moving);
     }
     Ok(match (judged, digest) {
@@ -63,4 +63,11 @@ fn try_look(path: &Path) -> io::Result<Looked> {
         (Ok(_), Some((sha256, size))) if size == stat.size_bytes => Looked::Whole { sha256, stat },
         _ => Looked::Moving,
     })
+}
+
+/// Whether a file's times are old enough to believe that nobody writes it.
+pub fn lies_still(stat: &StatRow, now: Timestamp, settle: Duration) -> bool {
+    let newest_ms = stat.mtime_ns.max(stat.ctime_ns).div_euclid(1_000_000);
+    let age_ms = now.unix_ms().saturating_sub(newest_ms);
+    u64::try_from(age_ms).is_ok_and(|age| Duration::from_millis(age) >= settle)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
-use barque_bundle::{PublicKey, Sha256Digest};
+use barque_bundle::{PublicKey, Sha256Digest, Timestamp};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
@@ -35,8 +35,7 @@ impl Roots {
 pub struct PinnedRoot {
     roots: Roots,
     provider: Arc<CryptoProvider>,
-    /// Hub time minus local time.
-    clock_offset_ms: Arc<AtomicI64>,
+    times: Arc<Times>,
     /// Set when a server's chain did not lead to a trusted root.
     saw_wrong_root: Arc<AtomicBool>,
 }
@@ -54,12 +53,41 @@ impl PinnedRoot {
             self.roots.trusts(key).then_some(store)
         })
     }
+}
 
-    fn hub_time(&self, local: UnixTime) -> UnixTime {
-        let offset_s = self.clock_offset_ms.load(Ordering::Relaxed) / 1000;
-        UnixTime::since_unix_epoch(Duration::from_secs(
-            local.as_secs().saturating_add_signed(offset_s),
-        ))
+/// What is known of the hub's time. A wrong local clock never decides: a chain to the pinned root
+/// counts when it is valid by any of these.
+#[derive(Debug)]
+pub struct Times {
+    /// Hub time minus local time, as last learned from a signed answer.
+    offset_ms: AtomicI64,
+    /// The latest time that the hub signed.
+    signed_ms: AtomicI64,
+}
+
+impl Times {
+    pub fn new(offset_ms: i64, signed: Option<Timestamp>) -> Self {
+        let signed_ms = signed.map_or(0, Timestamp::unix_ms);
+        Self { offset_ms: AtomicI64::new(offset_ms), signed_ms: AtomicI64::new(signed_ms) }
+    }
+
+    pub fn offset_ms(&self) -> i64 {
+        self.offset_ms.load(Ordering::Relaxed)
+    }
+
+    pub fn learn(&self, hub_time: Timestamp, local: Timestamp) {
+        self.offset_ms.store(hub_time.since_ms(local), Ordering::Relaxed);
+        self.signed_ms.store(hub_time.unix_ms(), Ordering::Relaxed);
+    }
+
+    fn candidates(&self, local: UnixTime) -> [UnixTime; 3] {
+        let at = |s: u64| UnixTime::since_unix_epoch(Duration::from_secs(s));
+        let signed = self.signed_ms.load(Ordering::Relaxed) / 1000;
+        [
+            at(local.as_secs().saturating_add_signed(self.offset_ms() / 1000)),
+            local,
+            at(u64::try_from(signed).unwrap_or(0)),
+        ]
     }
 }
 
@@ -76,16 +104,26 @@ impl ServerCertVerifier for PinnedRoot {
             self.saw_wrong_root.store(true, Ordering::Relaxed);
             return Err(CertificateError::UnknownIssuer.into());
         };
-        WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(&self.provider))
-            .build()
-            .map_err(|e| rustls::Error::General(e.to_string()))?
-            .verify_server_cert(
+        let verifier = WebPkiServerVerifier::builder_with_provider(
+            Arc::new(store),
+            Arc::clone(&self.provider),
+        )
+        .build()
+        .map_err(|e| rustls::Error::General(e.to_string()))?;
+        let mut verdict = Err(CertificateError::Expired.into());
+        for time in self.times.candidates(now) {
+            verdict = verifier.verify_server_cert(
                 end_entity,
                 intermediates,
                 server_name,
                 ocsp_response,
-                self.hub_time(now),
-            )
+                time,
+            );
+            if verdict.is_ok() {
+                break;
+            }
+        }
+        verdict
     }
 
     fn verify_tls12_signature(
@@ -116,19 +154,19 @@ impl ServerCertVerifier for PinnedRoot {
 /// A client's TLS configuration, with the handles to steer and question its verifier.
 pub struct PinnedTls {
     pub config: rustls::ClientConfig,
-    pub clock_offset_ms: Arc<AtomicI64>,
+    pub times: Arc<Times>,
     pub saw_wrong_root: Arc<AtomicBool>,
 }
 
 impl PinnedTls {
-    pub fn new(roots: Roots, clock_offset_ms: i64) -> Self {
+    pub fn new(roots: Roots, times: Times) -> Self {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let clock_offset_ms = Arc::new(AtomicI64::new(clock_offset_ms));
+        let times = Arc::new(times);
         let saw_wrong_root = Arc::new(AtomicBool::new(false));
         let verifier = PinnedRoot {
             roots,
             provider: Arc::clone(&provider),
-            clock_offset_ms: Arc::clone(&clock_offset_ms),
+            times: Arc::clone(&times),
             saw_wrong_root: Arc::clone(&saw_wrong_root),
         };
         let mut config = rustls::ClientConfig::builder_with_provider(provider)
@@ -138,6 +176,6 @@ impl PinnedTls {
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_no_client_auth();
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Self { config, clock_offset_ms, saw_wrong_root }
+        Self { config, times, saw_wrong_root }
     }
 }

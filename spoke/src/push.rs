@@ -1,14 +1,18 @@
 //! One pass: scan, offer in pages, send newest partition first, check in, report.
 //!
+//! Only files that the scan of this pass met are offered, so each is in exactly one count.
 //! One link fault costs no file an attempt; a few in a row end the pass as "hub not reached".
 
 mod report;
 mod send;
 
-use std::path::PathBuf;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use barque_bundle::platform::{self, Root};
 use barque_bundle::wire::{ReconcileRequest, ReconcileResponse, SpokeReport, WireEntry};
-use barque_bundle::{ByteSize, Entry, Outcome, OutcomeLine, Receipt, SeriesId};
+use barque_bundle::{Entry, FilePath, Receipt, SeriesId};
 
 use crate::config::{HubEntry, SpokeConfig, StateFolder};
 use crate::edge::Edge;
@@ -16,19 +20,20 @@ use crate::error::Error;
 use crate::fault::{self, Fault};
 use crate::hub_client::{CallError, HubClient, Party};
 use crate::identity::Identity;
-use crate::ledger::{Change, FileRow, Ledger, PageKey};
+use crate::ledger::{Change, FileRow, HubRow, Ledger, PageKey, StatRow};
 use crate::lock::Lock;
-use crate::look::{Looked, look};
-use crate::plan::{self, State};
+use crate::look::{Looked, lies_still, look};
+use crate::pin::Times;
+use crate::plan::State;
 use crate::scan::{ScanReport, Scanner};
 
 use report::Results;
 pub use report::{Conflict, Failure, PushReport};
 
 /// Files offered in one request.
-const PAGE: usize = 5_000;
-/// Content faults after which a file waits for a person.
-const ATTEMPTS_MAX: u32 = 5;
+const PAGE: usize = 2_000;
+/// How often a pass starts over because the hub is another than it was.
+const RESTARTS_MAX: u32 = 2;
 
 /// What a pass tells while it runs.
 #[derive(Clone, Debug)]
@@ -52,7 +57,15 @@ pub enum Mode {
 
 pub type Events<'a> = &'a (dyn Fn(Event) + Sync);
 
-/// What ended the sending of bodies before its time.
+/// How the talking part of a pass ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Done,
+    /// Rows went back to pending (a restored hub, a file asked for again): scan and offer anew.
+    StartOver,
+}
+
+/// What ended it before its time.
 enum Stop {
     /// The hub was not reached; the pass is over.
     HubNotReached(CallError),
@@ -74,42 +87,63 @@ pub async fn push(
     mode: Mode,
     events: Events<'_>,
 ) -> Result<PushReport, Error> {
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     let config = SpokeConfig::load(state)?;
     let identity = Identity::load(state)?;
     let (identity, hub) = enrolled(state, identity, &config)?;
     let _lock = Lock::take(state, edge.now())?;
     let mut ledger = Ledger::open(&state.ledger())?;
-    let random_series = SeriesId::new(edge.now(), edge.id_bytes());
-    ledger.add_hub_if_missing(hub.hub_id, random_series)?;
+    ledger.add_hub_if_missing(hub.hub_id, SeriesId::new(edge.now(), edge.id_bytes()))?;
     if mode == Mode::Real {
         ledger.recover(edge.now())?;
     }
-    let scan_started = edge.now();
-    let scan = Scanner {
-        source: &config.source,
-        state_folder: state.path(),
-        spoke_id: &identity.spoke_id,
-        hub_id: hub.hub_id,
-        ledger: &mut ledger,
-        edge,
-        settle: config.settle_time().map_err(Error::Usage)?,
-        dry: mode == Mode::DryRun,
-        events,
+    let source = Root::open(&config.source)
+        .map_err(Error::io("cannot open the source folder", &config.source))?;
+    let source = Arc::new(source);
+    let settle = config.settle_time().map_err(Error::Usage)?;
+    let mut restarts = 0;
+    let mut receipts = 0;
+    loop {
+        let scan_started = Instant::now();
+        let scan = Scanner {
+            source: &source,
+            state_folder: state.path(),
+            spoke_id: &identity.spoke_id,
+            hub_id: hub.hub_id,
+            ledger: &mut ledger,
+            edge,
+            settle,
+            dry: mode == Mode::DryRun,
+            events,
+        }
+        .scan()?;
+        let mut results = Results::new(scan, receipts);
+        if mode == Mode::Real {
+            let client = client(&identity, &hub, &ledger, edge)?;
+            let mut pass = Pass {
+                client,
+                identity: &identity,
+                source: Arc::clone(&source),
+                settle,
+                hub: &hub,
+                ledger: &mut ledger,
+                edge,
+                events,
+                scan_started,
+                faults: 0,
+                faulted: HashSet::new(),
+                bodies_end: false,
+            };
+            let outcome = pass.run(&mut results).await;
+            if matches!(outcome, Ok(End::StartOver)) && restarts < RESTARTS_MAX {
+                restarts += 1;
+                receipts = results.receipts;
+                continue;
+            }
+            results.take_outcome(outcome)?;
+        }
+        return results.finish(&ledger, hub.hub_id, &config.source, started.elapsed());
     }
-    .scan()?;
-    if scan.is_complete() && mode == Mode::Real {
-        // In hub time, and not later than the scan began: all that lay there then was seen.
-        let offset = ledger.hub(hub.hub_id)?.map_or(0, |h| h.clock_offset_ms);
-        ledger.set_as_of(hub.hub_id, scan_started.plus_ms(offset))?;
-    }
-    let mut results = Results::new(scan);
-    if mode == Mode::Real {
-        let mut pass = Pass::new(identity, &config, &hub, &mut ledger, edge, events)?;
-        let outcome = pass.run(&mut results).await;
-        results.take_outcome(outcome)?;
-    }
-    results.finish(&ledger, hub.hub_id, &config.source, started.elapsed())
 }
 
 fn enrolled(
@@ -126,57 +160,51 @@ fn enrolled(
     }
 }
 
+fn client(
+    identity: &Identity,
+    hub: &HubEntry,
+    ledger: &Ledger,
+    edge: &Edge,
+) -> Result<HubClient, Error> {
+    let pin = identity.pin(hub.hub_id).ok_or_else(|| {
+        Error::NotEnrolled(format!("identity.json trusts no root of hub {}", hub.hub_id))
+    })?;
+    let party = Party {
+        hub_id: hub.hub_id,
+        urls: hub.urls.clone(),
+        spoke_id: identity.spoke_id.clone(),
+        key: identity.key.clone(),
+        roots: pin.roots.clone(),
+    };
+    let row = ledger.hub(hub.hub_id)?;
+    let times = Times::new(
+        row.as_ref().map_or(0, |h| h.clock_offset_ms),
+        row.as_ref().and_then(|h| h.hub_time),
+    );
+    Ok(HubClient::new(party, times, edge.clone())?)
+}
+
 /// The part of a pass that talks to the hub.
 struct Pass<'a> {
     client: HubClient,
-    identity: Identity,
-    source: PathBuf,
-    hub: HubEntry,
+    identity: &'a Identity,
+    source: Arc<Root>,
+    settle: Duration,
+    hub: &'a HubEntry,
     ledger: &'a mut Ledger,
     edge: &'a Edge,
     events: Events<'a>,
+    scan_started: Instant,
     /// Link faults since the last call that went through.
     faults: u32,
+    /// Files that were at fault in this pass; their next turn is in the next one.
+    faulted: HashSet<FilePath>,
     /// The hub has no space for bodies; offering goes on.
     bodies_end: bool,
 }
 
-impl<'a> Pass<'a> {
-    fn new(
-        identity: Identity,
-        config: &SpokeConfig,
-        hub: &HubEntry,
-        ledger: &'a mut Ledger,
-        edge: &'a Edge,
-        events: Events<'a>,
-    ) -> Result<Self, Error> {
-        let pin = identity.pin(hub.hub_id).ok_or_else(|| {
-            Error::NotEnrolled(format!("identity.json trusts no root of hub {}", hub.hub_id))
-        })?;
-        let party = Party {
-            hub_id: hub.hub_id,
-            urls: hub.urls.clone(),
-            spoke_id: identity.spoke_id.clone(),
-            key: identity.key.clone(),
-            roots: pin.roots.clone(),
-        };
-        let offset = ledger.hub(hub.hub_id)?.map_or(0, |h| h.clock_offset_ms);
-        let client = HubClient::new(party, offset, edge.clone())?;
-        let (source, hub) = (config.source.clone(), hub.clone());
-        Ok(Self {
-            client,
-            identity,
-            source,
-            hub,
-            ledger,
-            edge,
-            events,
-            faults: 0,
-            bodies_end: false,
-        })
-    }
-
-    async fn run(&mut self, results: &mut Results) -> Result<(), Stop> {
+impl Pass<'_> {
+    async fn run(&mut self, results: &mut Results) -> Result<End, Stop> {
         let tally = self.ledger.tally(self.hub.hub_id)?;
         (self.events)(Event::Scanned {
             pending: tally.of(State::Pending),
@@ -188,31 +216,42 @@ impl<'a> Pass<'a> {
             let Some(last) = page.last() else { break };
             after = last.page_key();
             let rows = self.still_there(page, results)?;
-            if rows.is_empty() {
-                continue;
-            }
-            let is_another_hub = self.offer_and_send(rows, results).await?;
-            if is_another_hub {
-                after = PageKey::first();
+            if !rows.is_empty() && self.offer_and_send(&rows, results).await? == End::StartOver {
+                return Ok(End::StartOver);
             }
         }
-        // The check-in: also an idle pass says that it was here, and what it knows.
-        self.reconcile(&[], results).await?;
-        self.ledger.set_last_success(self.hub.hub_id, self.edge.now())?;
-        Ok(())
+        self.check_in(results).await
     }
 
-    /// Offers rows, then sends what is missing. True when the hub is another than it was.
+    /// Also an idle pass says that it was here, and up to when everything is known.
+    async fn check_in(&mut self, results: &mut Results) -> Result<End, Stop> {
+        if results.scan_is_complete() {
+            // In hub time, and not later than the scan began: all that lay there then was seen.
+            let age = i64::try_from(self.scan_started.elapsed().as_millis()).unwrap_or(i64::MAX);
+            self.ledger.set_as_of(self.hub.hub_id, self.hub_now().plus_ms(-age))?;
+        }
+        let (_, end) = self.reconcile(&[], results).await?;
+        if end == End::Done && results.stopped_by.is_none() {
+            self.ledger.set_last_success(self.hub.hub_id, self.edge.now())?;
+        }
+        Ok(end)
+    }
+
+    fn hub_now(&self) -> barque_bundle::Timestamp {
+        self.edge.now().plus_ms(self.client.clock_offset_ms())
+    }
+
+    /// Offers rows, then sends what is missing.
     async fn offer_and_send(
         &mut self,
-        rows: Vec<FileRow>,
+        rows: &[FileRow],
         results: &mut Results,
-    ) -> Result<bool, Stop> {
-        let (missing, is_another_hub) = self.offer(&rows, results).await?;
-        if !is_another_hub && !self.bodies_end {
-            self.send_all(missing, results).await?;
+    ) -> Result<End, Stop> {
+        let (missing, end) = self.offer(rows, results).await?;
+        if end == End::StartOver || self.bodies_end {
+            return Ok(end);
         }
-        Ok(is_another_hub)
+        self.send_all(missing, results).await
     }
 
     /// The rows that the hub lacks, in their order.
@@ -220,15 +259,16 @@ impl<'a> Pass<'a> {
         &mut self,
         rows: &[FileRow],
         results: &mut Results,
-    ) -> Result<(Vec<FileRow>, bool), Stop> {
+    ) -> Result<(Vec<FileRow>, End), Stop> {
         let entries: Vec<Entry> = rows.iter().filter_map(FileRow::entry).collect();
-        let (response, is_another_hub) = self.reconcile(&entries, results).await?;
-        let missing: std::collections::HashSet<String> = response.missing.into_iter().collect();
+        let (response, end) = self.reconcile(&entries, results).await?;
+        let missing: HashSet<String> = response.missing.into_iter().collect();
         let missing = rows.iter().filter(|r| missing.contains(r.path.as_str())).cloned().collect();
-        Ok((missing, is_another_hub))
+        Ok((missing, end))
     }
 
-    /// Rows whose files are as they were; what vanished or changed since the scan is noted.
+    /// Rows that the scan met and whose files are as they were; what vanished or changed since is
+    /// noted, and what is being written is left to the next pass.
     fn still_there(
         &mut self,
         rows: Vec<FileRow>,
@@ -236,53 +276,61 @@ impl<'a> Pass<'a> {
     ) -> Result<Vec<FileRow>, Error> {
         let mut still = Vec::with_capacity(rows.len());
         for row in rows {
-            let found = std::fs::symlink_metadata(self.source.join(row.path.as_str()));
-            match found {
-                Ok(m) if m.is_file() && crate::ledger::StatRow::of(&m) == row.stat => {
-                    still.push(row);
-                }
+            if self.faulted.contains(&row.path) {
+                continue;
+            }
+            let is_met = self.ledger.is_met(&row.path)?;
+            let stat = match self.source.metadata(row.path.as_str()) {
+                Ok(m) if m.is_file() => StatRow::of(&m),
+                Err(e) if !is_gone(&e) => continue,
                 _ => {
-                    if let Some(fresh) = self.look_at(&row, results)? {
-                        still.push(fresh);
-                    }
+                    results.vanished(row.path.as_str(), is_met);
+                    self.record(Change::vanished(row.path))?;
+                    continue;
                 }
+            };
+            if is_met && stat == row.stat {
+                still.push(row);
+            } else if is_met && lies_still(&stat, self.edge.now(), self.settle) {
+                still.extend(self.look_again(&row, results)?);
             }
         }
         Ok(still)
     }
 
-    /// Looks at a pending file again; the row to offer, if there still is one.
-    fn look_at(&mut self, row: &FileRow, results: &mut Results) -> Result<Option<FileRow>, Error> {
+    fn record(&mut self, change: Change) -> Result<(), Error> {
+        self.ledger.record(self.hub.hub_id, &[change], self.edge.now())
+    }
+
+    /// Looks at a file that the scan met; the row to offer, if there still is one.
+    fn look_again(
+        &mut self,
+        row: &FileRow,
+        results: &mut Results,
+    ) -> Result<Option<FileRow>, Error> {
         let path = row.path.clone();
-        let leave = |code: &str, detail: &str| Change::Leave {
-            path: path.clone(),
-            stat: row.stat,
-            state: State::Skipped,
-            code: code.to_owned(),
-            detail: detail.to_owned(),
-        };
-        let change = match look(&self.source.join(row.path.as_str())) {
-            Looked::Gone => leave("vanished", "the file is not there any more"),
-            Looked::Moving | Looked::Unreadable(_) => {
-                // Left pending: the next scan looks at it.
+        let change = match look(&self.source, path.as_str()) {
+            Looked::Gone => {
+                results.vanished(path.as_str(), true);
+                Change::vanished(path.clone())
+            }
+            // Left pending: the next scan looks at it.
+            Looked::Moving => return Ok(None),
+            Looked::Unreadable(e) => {
+                results.cannot_read(path.as_str(), &e);
                 return Ok(None);
             }
             Looked::Whole { sha256, stat } if row.sha256 == Some(sha256) => {
                 Change::Refresh { path: path.clone(), stat }
             }
             Looked::Whole { sha256, stat } => Change::Number { path: path.clone(), stat, sha256 },
-            Looked::Held { stat, code, detail } => Change::Leave {
-                path: path.clone(),
-                stat,
-                state: State::Skipped,
-                code: code.to_owned(),
-                detail,
-            },
+            Looked::Held { stat, code, detail } => {
+                results.skipped(path.as_str(), code);
+                let (state, code) = (State::Skipped, code.to_owned());
+                Change::Leave { path: path.clone(), stat, state, code, detail }
+            }
         };
-        if let Change::Leave { code, .. } = &change {
-            results.skipped(code);
-        }
-        self.ledger.record(self.hub.hub_id, &[change], self.edge.now())?;
+        self.record(change)?;
         let fresh = self.ledger.file(self.hub.hub_id, &path)?;
         Ok(fresh.filter(|r| r.state == State::Pending))
     }
@@ -292,19 +340,22 @@ impl<'a> Pass<'a> {
         &mut self,
         entries: &[Entry],
         results: &mut Results,
-    ) -> Result<(ReconcileResponse, bool), Stop> {
+    ) -> Result<(ReconcileResponse, End), Stop> {
         loop {
             let request = self.request(entries)?;
             match self.client.reconcile(&request).await {
                 Ok((response, receipt)) => {
-                    self.went_through(results)?;
-                    if response.seen > request.seq_head && self.reopen_series(&request)? {
-                        return Ok((response, true));
+                    self.faults = 0;
+                    results.hub_reached = true;
+                    if response.seen > request.seq_head {
+                        self.open_series(&request)?;
+                        return Ok((response, End::StartOver));
                     }
-                    let another = self.take_answer(&response, &receipt, results)?;
-                    return Ok((response, another));
+                    self.ledger.mark_told(self.hub.hub_id, request.series, &request.voids)?;
+                    let end = self.take_answer(&response, &receipt, results)?;
+                    return Ok((response, end));
                 }
-                Err(e) => self.fault(e).await?,
+                Err(e) => self.link_fault(e).await?,
             }
         }
     }
@@ -316,7 +367,7 @@ impl<'a> Pass<'a> {
             series: hub.series,
             seq_head: hub.seq_head,
             as_of: hub.as_of,
-            voids: self.ledger.voids(self.hub.hub_id, hub.series)?,
+            voids: self.ledger.untold_voids(self.hub.hub_id, hub.series)?,
             replaces: hub.replaces,
             in_transit: Vec::new(),
             status: SpokeReport {
@@ -329,22 +380,21 @@ impl<'a> Pass<'a> {
         })
     }
 
-    fn hub_row(&self) -> Result<crate::ledger::HubRow, Error> {
+    fn hub_row(&self) -> Result<HubRow, Error> {
         self.ledger.hub(self.hub.hub_id)?.ok_or_else(|| {
             Error::NotEnrolled(format!("the ledger does not know hub {}", self.hub.hub_id))
         })
     }
 
     /// The hub knows higher numbers of this series than the ledger: an old copy came back.
-    fn reopen_series(&mut self, request: &ReconcileRequest) -> Result<bool, Error> {
+    fn open_series(&mut self, request: &ReconcileRequest) -> Result<(), Error> {
         tracing::warn!(
             series = %request.series,
             seq_head = request.seq_head,
             "the ledger is older than what the hub has seen of it; a new series is opened"
         );
         let series = SeriesId::new(self.edge.now(), self.edge.id_bytes());
-        self.ledger.open_series(self.hub.hub_id, series)?;
-        Ok(true)
+        self.ledger.open_series(self.hub.hub_id, series)
     }
 
     fn take_answer(
@@ -352,12 +402,10 @@ impl<'a> Pass<'a> {
         response: &ReconcileResponse,
         receipt: &Receipt,
         results: &mut Results,
-    ) -> Result<bool, Error> {
-        let now = self.edge.now();
-        let hub_id = self.hub.hub_id;
-        self.ledger.set_clock_offset(hub_id, self.client.clock_offset_ms())?;
+    ) -> Result<End, Error> {
+        let (hub_id, now, head) = (self.hub.hub_id, self.edge.now(), &receipt.head);
+        self.ledger.set_clock(hub_id, self.client.clock_offset_ms(), head.received_at)?;
         // Position and epoch as signed, not as merely stated beside the receipt.
-        let head = &receipt.head;
         let is_another = self.ledger.meet_hub(hub_id, head.hub_epoch, head.position, now)?;
         if is_another {
             tracing::warn!(epoch = %head.hub_epoch, "the hub was restored or recovered; every file is offered again");
@@ -365,8 +413,8 @@ impl<'a> Pass<'a> {
         let applied = self.ledger.apply_receipt(hub_id, receipt, now)?;
         results.reconciled(&applied.lines);
         for line in &response.refused {
-            if let Ok(path) = line.path.parse() {
-                self.ledger.refuse(hub_id, &path, &line.code, &line.detail, now)?;
+            let Ok(path) = line.path.parse() else { continue };
+            if self.ledger.refuse(hub_id, &path, &line.code, &line.detail, now)? {
                 results.failed();
             }
         }
@@ -374,29 +422,33 @@ impl<'a> Pass<'a> {
         for wanted in &head.wanted {
             asked_again |= self.ledger.want(hub_id, &wanted.path, wanted.sha256, now)?;
         }
-        Ok(is_another || asked_again)
+        Ok(if is_another || asked_again { End::StartOver } else { End::Done })
     }
 
-    fn went_through(&mut self, results: &mut Results) -> Result<(), Error> {
-        self.faults = 0;
-        results.hub_reached = true;
-        Ok(())
-    }
-
-    /// Waits before the next try, or ends the pass.
-    async fn fault(&mut self, error: CallError) -> Result<(), Stop> {
-        match fault::classify(&error) {
-            Fault::Fatal | Fault::Space => return Err(Stop::Fatal(error)),
-            Fault::Link => {}
+    /// Waits before the next try of a call, or ends the pass.
+    async fn link_fault(&mut self, error: CallError) -> Result<(), Stop> {
+        if fault::classify(&error) != Fault::Link {
+            return Err(Stop::Fatal(error));
         }
         self.faults += 1;
         if self.faults >= fault::IN_A_ROW_MAX {
             return Err(Stop::HubNotReached(error));
         }
-        let wait = fault::backoff(self.faults, error.retry_after(), self.edge.id_bytes()[0]);
+        self.pause(&error, self.faults).await;
+        Ok(())
+    }
+
+    /// The wait after the n-th fault in a row.
+    async fn pause(&self, error: &CallError, nth: u32) {
+        let wait = fault::backoff(nth, error.retry_after(), self.edge.id_bytes()[0]);
         let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
         (self.events)(Event::Waiting { why: error.to_string(), ms });
         tokio::time::sleep(wait).await;
-        Ok(())
     }
+}
+
+/// Whether the error says that no file is there (a link in its place is none).
+fn is_gone(e: &std::io::Error) -> bool {
+    use std::io::ErrorKind as Kind;
+    matches!(e.kind(), Kind::NotFound | Kind::NotADirectory) || platform::is_link(e)
 }

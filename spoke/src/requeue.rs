@@ -1,8 +1,7 @@
 //! What a person decides about files that wait for one: offer again, or set aside.
 
-use std::path::Path;
-
 use barque_bundle::path::printable;
+use barque_bundle::platform::Root;
 use barque_bundle::{FilePath, HubId};
 use serde::Serialize;
 
@@ -80,7 +79,8 @@ pub fn decide(
     let _lock = Lock::take(state, edge.now())?;
     let mut desk = Desk {
         ledger: Ledger::open(&state.ledger())?,
-        source: &config.source,
+        source: Root::open(&config.source)
+            .map_err(Error::io("cannot open the source folder", &config.source))?,
         hub_id,
         edge,
         verb,
@@ -96,7 +96,7 @@ pub fn decide(
 
 struct Desk<'a> {
     ledger: Ledger,
-    source: &'a Path,
+    source: Root,
     hub_id: HubId,
     edge: &'a Edge,
     verb: Verb,
@@ -156,7 +156,7 @@ impl Desk<'_> {
     }
 
     fn requeue(&mut self, row: &FileRow) -> Result<(), Error> {
-        match look(&self.source.join(row.path.as_str())) {
+        match look(&self.source, row.path.as_str()) {
             Looked::Whole { sha256, stat } => {
                 let change = Change::Number { path: row.path.clone(), stat, sha256 };
                 if self.mode == Mode::Real {

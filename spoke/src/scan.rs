@@ -7,17 +7,18 @@
 mod walk;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use barque_bundle::path::printable;
+use barque_bundle::platform::Root;
 use barque_bundle::{FilePath, HubId, LandedName, SpokeId};
 use serde::Serialize;
 
 use crate::edge::Edge;
 use crate::error::Error;
 use crate::ledger::{Change, Ledger, StatRow};
-use crate::look::{Looked, look};
+use crate::look::{Looked, lies_still, look};
 use crate::plan::{self, Look, State, Step};
 use crate::push::Event;
 
@@ -41,17 +42,28 @@ pub struct ScanReport {
     pub not_settled: u64,
     /// Candidates held back, by rule.
     pub skipped: BTreeMap<String, u64>,
+    /// The same by name, as far as [`NAMED_MAX`].
+    pub held_back: Vec<HeldBack>,
     /// Names that are no candidates, by rule.
     pub ignored: BTreeMap<&'static str, u64>,
     /// Files and folders that could not be read, named.
     pub unreadable: Vec<Unreadable>,
     pub hashed_bytes: u64,
+    /// Nothing was written to the ledger.
+    pub is_dry: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unreadable {
     pub path: String,
     pub detail: String,
+}
+
+/// A candidate that is not shipped, and the rule that holds it back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HeldBack {
+    pub path: String,
+    pub code: String,
 }
 
 impl ScanReport {
@@ -68,11 +80,15 @@ impl ScanReport {
         *self.states.entry(state).or_default() += 1;
     }
 
-    fn skip(&mut self, code: &str) {
+    pub(crate) fn skip(&mut self, path: &str, code: &str) {
         *self.skipped.entry(code.to_owned()).or_default() += 1;
+        if self.held_back.len() < NAMED_MAX {
+            let (path, code) = (printable(path), code.to_owned());
+            self.held_back.push(HeldBack { path, code });
+        }
     }
 
-    fn cannot_read(&mut self, path: &str, e: &std::io::Error) {
+    pub(crate) fn cannot_read(&mut self, path: &str, e: &std::io::Error) {
         if self.unreadable.len() < NAMED_MAX {
             let detail = format!("{e}; give the spoke's user the right to read it");
             self.unreadable.push(Unreadable { path: printable(path), detail });
@@ -82,7 +98,7 @@ impl ScanReport {
 
 /// What a scan needs; `dry` leaves the ledger as it is.
 pub struct Scanner<'a> {
-    pub source: &'a Path,
+    pub source: &'a Root,
     /// The spoke's own folder, which is never looked into.
     pub state_folder: &'a Path,
     pub spoke_id: &'a SpokeId,
@@ -98,17 +114,17 @@ impl Scanner<'_> {
     /// One scan; waits once for files that were too young.
     pub fn scan(self) -> Result<ScanReport, Error> {
         let mut run = Run {
-            report: ScanReport::default(),
+            report: ScanReport { is_dry: self.dry, ..ScanReport::default() },
             waiting: Vec::new(),
             written: Instant::now(),
+            youngest: Instant::now(),
             scanner: self,
         };
-        run.scanner.ledger.clear_young()?;
+        run.scanner.ledger.clear_notes()?;
         let own = std::fs::canonicalize(run.scanner.state_folder).unwrap_or_default();
-        let started = Instant::now();
-        let source = run.scanner.source.to_owned();
+        let source = run.scanner.source.path().to_owned();
         walk::walk(&source, &own, &mut |visit| run.visit(visit))?;
-        run.look_again(started)?;
+        run.look_again()?;
         run.write()?;
         Ok(run.report)
     }
@@ -119,15 +135,17 @@ struct Run<'a> {
     report: ScanReport,
     waiting: Vec<Change>,
     written: Instant,
+    /// When the last young file was seen.
+    youngest: Instant,
 }
 
 impl Run<'_> {
     fn visit(&mut self, visit: Visit<'_>) -> Result<(), Error> {
         match visit {
             Visit::Ignored(why) => *self.report.ignored.entry(why.as_str()).or_default() += 1,
-            Visit::Skipped(code) => {
+            Visit::Skipped { path, code } => {
                 self.report.discovered += 1;
-                self.report.skip(code);
+                self.report.skip(path, code);
             }
             Visit::Unreadable { path, error } => self.report.cannot_read(path, &error),
             Visit::File { path, stat } => {
@@ -155,43 +173,50 @@ impl Run<'_> {
         let path = match checked {
             Ok(path) => path,
             Err(e) => {
-                self.report.skip(e.code());
+                self.report.skip(path, e.code());
                 return Ok(());
             }
         };
         let row = self.scanner.ledger.file(self.scanner.hub_id, &path)?;
         if let Some(row) = row.filter(|r| r.stat == stat) {
-            self.settle_known(row.state, row.code.as_deref());
-            return Ok(());
+            return self.settle_known(&path, row.state, row.code.as_deref());
         }
-        if self.is_old(&stat) {
+        if lies_still(&stat, self.scanner.edge.now(), self.scanner.settle) {
             return self.look(path, &stat);
         }
+        self.youngest = Instant::now();
         self.scanner.ledger.add_young(&path, &stat)
     }
 
-    fn settle_known(&mut self, state: State, code: Option<&str>) {
+    fn settle_known(
+        &mut self,
+        path: &FilePath,
+        state: State,
+        code: Option<&str>,
+    ) -> Result<(), Error> {
         match state {
-            State::Skipped => self.report.skip(code.unwrap_or("skipped")),
-            State::InFlight => self.report.count(State::Pending),
+            State::Skipped => self.report.skip(path.as_str(), code.unwrap_or("skipped")),
+            State::Pending | State::InFlight => {
+                self.report.count(State::Pending);
+                self.scanner.ledger.add_met(path)?;
+            }
             other => self.report.count(other),
         }
-    }
-
-    fn is_old(&self, stat: &StatRow) -> bool {
-        let newest_ms = stat.mtime_ns.max(stat.ctime_ns).div_euclid(1_000_000);
-        let age_ms = self.scanner.edge.now().unix_ms().saturating_sub(newest_ms);
-        u64::try_from(age_ms).is_ok_and(|age| Duration::from_millis(age) >= self.scanner.settle)
+        Ok(())
     }
 
     /// Looks at the file and notes what follows, if it still is what was seen.
     fn look(&mut self, path: FilePath, seen: &StatRow) -> Result<(), Error> {
-        let looked = look(&self.absolute(&path));
+        let looked = look(self.scanner.source, path.as_str());
         let known = self.scanner.ledger.file(self.scanner.hub_id, &path)?.map(|r| r.known());
         let change = match looked {
             Looked::Gone => {
-                self.report.skip("vanished");
-                return Ok(());
+                self.report.skip(path.as_str(), "vanished");
+                // A row that waited is let go, and taken up again when the file is back.
+                return match known.map(|k| k.state) {
+                    Some(State::Pending) => self.note(Change::vanished(path)),
+                    _ => Ok(()),
+                };
             }
             Looked::Moving => {
                 self.report.not_settled += 1;
@@ -199,7 +224,7 @@ impl Run<'_> {
             }
             Looked::Unreadable(e) => {
                 self.report.cannot_read(path.as_str(), &e);
-                self.report.skip("unreadable");
+                self.report.skip(path.as_str(), "unreadable");
                 return Ok(());
             }
             Looked::Whole { stat, .. } | Looked::Held { stat, .. } if stat != *seen => {
@@ -219,11 +244,14 @@ impl Run<'_> {
             }
         };
         match &change {
-            Change::Number { .. } => self.report.count(State::Pending),
-            Change::Refresh { .. } => {
-                self.settle_known(known.map_or(State::Pending, |k| k.state), None);
+            Change::Number { path, .. } => self.settle_known(path, State::Pending, None)?,
+            Change::Refresh { path, .. } => {
+                let state = known.map_or(State::Pending, |k| k.state);
+                self.settle_known(path, state, None)?;
             }
-            Change::Leave { state, code, .. } => self.settle_known(*state, Some(code)),
+            Change::Leave { path, state, code, .. } => {
+                self.settle_known(path, *state, Some(code))?;
+            }
         }
         self.note(change)
     }
@@ -265,12 +293,13 @@ impl Run<'_> {
     }
 
     /// The second look at files that were too young: those that lie still are taken.
-    fn look_again(&mut self, started: Instant) -> Result<(), Error> {
+    fn look_again(&mut self) -> Result<(), Error> {
         if self.scanner.ledger.young_count()? == 0 {
             return Ok(());
         }
         self.write()?;
-        std::thread::sleep(self.scanner.settle.saturating_sub(started.elapsed()));
+        // From the last one seen: for every file the two looks are at least `settle` apart.
+        std::thread::sleep(self.scanner.settle.saturating_sub(self.youngest.elapsed()));
         let mut after = String::new();
         loop {
             let page = self.scanner.ledger.young_page(&after, BATCH)?;
@@ -279,17 +308,12 @@ impl Run<'_> {
             };
             after = last.to_string();
             for (path, stat) in page {
-                match std::fs::symlink_metadata(self.absolute(&path)) {
-                    Ok(m) if m.is_file() && StatRow::of(&m) == stat => self.look(path, &stat)?,
-                    Ok(_) => self.report.not_settled += 1,
-                    Err(_) => self.report.skip("vanished"),
+                match self.scanner.source.metadata(path.as_str()) {
+                    Ok(m) if m.is_file() && StatRow::of(&m) != stat => self.report.not_settled += 1,
+                    _ => self.look(path, &stat)?,
                 }
             }
         }
-    }
-
-    fn absolute(&self, path: &FilePath) -> PathBuf {
-        self.scanner.source.join(path.as_str())
     }
 }
 

@@ -26,7 +26,12 @@ pub async fn run(context: &Context, verb: HubVerb) -> anyhow::Result<u8> {
 
 /// A client of the hub that is meant.
 fn client(context: &Context, target: &HubTargetArgs) -> anyhow::Result<AdminClient> {
-    let Some(url) = &target.url else {
+    // A flag wins over the environment: BARQUE_URL counts only when no folder was named.
+    let by_environment = || match target.data.data {
+        None => std::env::var("BARQUE_URL").ok(),
+        Some(_) => None,
+    };
+    let Some(url) = target.url.clone().or_else(by_environment) else {
         return Ok(AdminClient::local(&context.file.data(target.data.data.clone()))?);
     };
     let token = match &target.token_file {
@@ -41,5 +46,5 @@ fn client(context: &Context, target: &HubTargetArgs) -> anyhow::Result<AdminClie
         }
         None => None,
     };
-    Ok(AdminClient::remote(url, token.trim().to_owned(), ca.as_deref())?)
+    Ok(AdminClient::remote(&url, token.trim().to_owned(), ca.as_deref())?)
 }

@@ -10,6 +10,9 @@ use super::{Context, edge};
 use crate::args::PushArgs;
 use crate::{exit, output};
 
+/// Held-back files that are named on a terminal.
+const HELD_BACK_SHOWN: usize = 10;
+
 pub async fn run(context: &Context, args: &PushArgs) -> anyhow::Result<u8> {
     let state = context.state(&args.state);
     let mode = if args.dry_run { Mode::DryRun } else { Mode::Real };
@@ -28,8 +31,10 @@ pub async fn run(context: &Context, args: &PushArgs) -> anyhow::Result<u8> {
 
 fn code(report: &PushReport, mode: Mode) -> u8 {
     match &report.error {
+        Some(_) if report.stopped_by.as_deref() == Some("hub_not_reached") => exit::TRY_LATER,
         Some(e) => e.kind().exit_code(),
         None if report.needs_a_person() => exit::NEEDS_A_PERSON,
+        None if report.stopped_by.is_some() => exit::TRY_LATER,
         None if mode == Mode::Real && !report.hub_reached => exit::TRY_LATER,
         None => exit::OK,
     }
@@ -65,9 +70,12 @@ fn summary(r: &PushReport, mode: Mode) {
         r.not_settled,
         r.duration_ms as f64 / 1000.0
     ));
-    if !r.skipped_by.is_empty() && r.skipped > 0 {
+    for h in r.held_back.iter().take(HELD_BACK_SHOWN) {
+        output::line(&format!("held back: {} ({})", h.path, h.code));
+    }
+    if r.held_back.len() > HELD_BACK_SHOWN {
         let by: Vec<String> = r.skipped_by.iter().map(|(code, n)| format!("{n} {code}")).collect();
-        output::line(&format!("skipped: {}", by.join(", ")));
+        output::line(&format!("and more, {} in all: --json names them", by.join(", ")));
     }
 }
 

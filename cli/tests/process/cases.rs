@@ -70,7 +70,7 @@ fn sp_01_a_file_renamed_back_and_forth_lands_whole_under_one_name_or_both() {
             }
         });
         for _ in 0..3 {
-            let pass = spoke.push();
+            let pass = spoke.push_while_files_move();
             assert!(pass.code == 0 && pass.count("failed") == 0, "{pass:?}");
         }
         moving.store(false, std::sync::atomic::Ordering::SeqCst);

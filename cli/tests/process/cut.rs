@@ -31,7 +31,7 @@ fn after_a_cut_at_half_the_bytes_the_newest_partitions_have_landed() {
     assert_eq!(pass.count("failed"), 0);
     let landed = tree(&site.landing());
     let n = landed.len();
-    assert!(n > 10 && n < 40, "{n} files landed");
+    assert!(n > 0 && n < 40, "{n} files landed");
     let mut by_time: Vec<(String, String)> = tree(&spoke.source())
         .into_keys()
         .map(|path| (path[..path.len() - "/f00.parquet".len()].to_owned(), path))

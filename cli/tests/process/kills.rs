@@ -60,11 +60,13 @@ fn twenty_kills_of_each_side_end_in_the_same_content() {
     let mut hub = Some(site.hub());
     let address = hub.as_ref().unwrap().address.clone();
     let spoke = site.spoke("s");
+    let mut in_the_middle = 0;
     for round in 0..2 * KILLS {
         add_files(&spoke, round);
         let mut push = spoke.start_push();
         // A round writes about 3,000 units: most kills fall into the middle of it.
         until_progress(&site, &mut push, random(&mut seed, 3_200));
+        in_the_middle += u64::from(push.try_wait().unwrap().is_none());
         if round % 2 == 0 {
             push.kill().unwrap();
             push.wait().unwrap();
@@ -76,6 +78,7 @@ fn twenty_kills_of_each_side_end_in_the_same_content() {
             hub = Some(site.hub_with(&address, &[]));
         }
     }
+    assert!(in_the_middle >= KILLS, "only {in_the_middle} kills hit a running pass");
     let last = spoke.push();
     assert_eq!((last.code, last.count("left"), last.count("failed")), (0, 0, 0), "{last:?}");
     assert_eq!(spoke.push().count("sent"), 0);

@@ -23,6 +23,9 @@ pub fn trials() -> Vec<Trial> {
         trial!(unknown_settings_and_bad_flags_are_refused_by_name),
         trial!(files_are_listed_by_name_in_pages_and_read_by_token),
         trial!(a_vanished_pending_file_is_skipped_and_not_failed),
+        trial!(a_source_that_was_away_for_a_pass_is_delivered_when_it_is_back),
+        trial!(a_hub_whose_data_is_gone_back_in_time_is_offered_everything_again),
+        trial!(a_pending_file_behind_a_folder_that_became_a_link_is_not_read),
         trial!(every_verb_has_an_example_in_its_help),
         trial!(sample_data_lands_with_tls_and_the_status_counts_it),
     ]
@@ -271,7 +274,7 @@ fn a_vanished_pending_file_is_skipped_and_not_failed() {
     assert_eq!(spoke.push().code, 75);
     fs::remove_file(gone).unwrap();
     let _hub = site.hub_with(&address, &[]);
-    let pass = spoke.push();
+    let pass = spoke.push_while_files_move();
     assert_eq!(
         (pass.code, pass.count("sent"), pass.count("skipped"), pass.count("failed")),
         (0, 1, 1, 0)
@@ -321,4 +324,72 @@ fn sample_data_lands_with_tls_and_the_status_counts_it() {
         list["spokes"][0]["files"] == 24 && list["spokes"][0]["last_seen"].is_string()
     });
     assert_eq!(json(&["hub", "status", "--data", &site.data(), "--json"])["files"], 24);
+}
+
+fn a_source_that_was_away_for_a_pass_is_delivered_when_it_is_back() {
+    let site = Site::new();
+    let hub = site.hub();
+    let address = hub.address.clone();
+    let spoke = site.spoke("s");
+    for n in 0..5 {
+        spoke.put(&format!("d/m/{n}.parquet"), &tiny(n));
+    }
+    hub.kill();
+    assert_eq!(spoke.push().code, 75);
+    // A mount that is not there looks like an empty folder; a later one brings the same inodes.
+    let away = spoke.source().with_file_name("away");
+    fs::rename(spoke.source(), &away).unwrap();
+    fs::create_dir(spoke.source()).unwrap();
+    let _hub = site.hub_with(&address, &[]);
+    let pass = spoke.push_while_files_move();
+    assert_eq!((pass.code, pass.count("skipped"), pass.count("failed")), (0, 5, 0), "{pass:?}");
+    fs::remove_dir(spoke.source()).unwrap();
+    fs::rename(&away, spoke.source()).unwrap();
+    let back = spoke.push();
+    assert_eq!((back.code, back.count("sent")), (0, 5), "{back:?}");
+    site.assert_landed(&[&spoke]);
+}
+
+fn a_hub_whose_data_is_gone_back_in_time_is_offered_everything_again() {
+    let site = Site::new();
+    let hub = site.hub();
+    let address = hub.address.clone();
+    let spoke = site.spoke("s");
+    spoke.put("d/m/a.parquet", &tiny(1));
+    assert_eq!(spoke.push().count("sent"), 1);
+    assert_eq!(hub.stop(), 0);
+    let (data, copy) = (site.path().join("hub"), site.path().join("copy"));
+    let copied = std::process::Command::new("cp").arg("-a").args([&data, &copy]).status();
+    assert!(copied.unwrap().success());
+    let hub = site.hub_with(&address, &[]);
+    spoke.put("d/m/b.parquet", &tiny(2));
+    assert_eq!(spoke.push().count("sent"), 1);
+    hub.kill();
+    fs::remove_dir_all(&data).unwrap();
+    fs::rename(&copy, &data).unwrap();
+    let _hub = site.hub_with(&address, &[]);
+    let pass = spoke.push();
+    assert_eq!((pass.code, pass.count("sent"), pass.count("present")), (0, 1, 1), "{pass:?}");
+    site.assert_landed(&[&spoke]);
+    assert_eq!(spoke.push().count("present"), 2);
+}
+
+fn a_pending_file_behind_a_folder_that_became_a_link_is_not_read() {
+    let site = Site::new();
+    let hub = site.hub();
+    let address = hub.address.clone();
+    let spoke = site.spoke("s");
+    let inside = spoke.put("d/m/x.parquet", &tiny(1));
+    hub.kill();
+    assert_eq!(spoke.push().code, 75);
+    let outside = site.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("x.parquet"), tiny(2)).unwrap();
+    let folder = inside.parent().unwrap();
+    fs::rename(folder, folder.with_file_name("old")).unwrap();
+    std::os::unix::fs::symlink(&outside, folder).unwrap();
+    let _hub = site.hub_with(&address, &[]);
+    let pass = spoke.push_while_files_move();
+    assert_eq!((pass.code, pass.count("sent"), pass.count("skipped")), (0, 1, 1), "{pass:?}");
+    assert_eq!(site.manifest().keys().collect::<Vec<_>>(), ["s/d/old/x.parquet"]);
 }

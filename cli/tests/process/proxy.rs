@@ -57,7 +57,8 @@ fn forward(client: TcpStream, hub: &str, budget: &AtomicU64) {
         let allowed = before.unwrap().min(n);
         let written = to.write_all(&buffer[..usize::try_from(allowed).unwrap()]);
         if allowed < n || written.is_err() {
-            let _ = to.shutdown(Shutdown::Both);
+            // What went through before the cut arrives: the hub sees an end, not a reset.
+            let _ = to.shutdown(Shutdown::Write);
             let _ = from.shutdown(Shutdown::Both);
             break;
         }

@@ -1,6 +1,8 @@
 //! Request bodies: bounded JSON, and a stream that a blocking thread reads.
 
 use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -12,41 +14,62 @@ use tokio::sync::mpsc;
 
 use crate::error::Refusal;
 
-/// Most bytes of a JSON body.
-pub const JSON_MAX_BYTES: usize = 32 * 1024 * 1024;
+/// What a JSON body may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub bytes: usize,
+    /// From the first piece to the last; a page over a slow link takes its time.
+    pub time: Duration,
+}
+
+/// A page of a reconcile.
+pub const PAGE: Limits = Limits { bytes: 32 * 1024 * 1024, time: Duration::from_secs(30 * 60) };
+/// Everything else: a name, a key, a role.
+pub const SMALL: Limits = Limits { bytes: 64 * 1024, time: Duration::from_secs(60) };
 /// Chunks that wait between network and reader.
 const WAITING: usize = 16;
 /// What is still read of a body after an early answer, so that the answer is heard.
 const DRAIN_BYTES: usize = 1024 * 1024;
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// The whole body, at most [`JSON_MAX_BYTES`], in bounded time between pieces.
-pub async fn whole(body: Body, idle: Duration) -> Result<Bytes, Refusal> {
+/// The whole body within its limits, in bounded time between pieces.
+pub async fn whole(body: Body, idle: Duration, limits: Limits) -> Result<Bytes, Refusal> {
+    let late = |seconds: u64| {
+        let detail = format!("the body did not come within {seconds} s");
+        Refusal::new(ErrorKind::Unknown, "body_late", detail)
+    };
+    match tokio::time::timeout(limits.time, collect(body, idle, limits.bytes)).await {
+        Ok(Some(collected)) => collected,
+        Ok(None) => Err(late(idle.as_secs())),
+        Err(_) => Err(late(limits.time.as_secs())),
+    }
+}
+
+/// None when nothing came for too long.
+async fn collect(body: Body, idle: Duration, max: usize) -> Option<Result<Bytes, Refusal>> {
     let mut stream = body.into_data_stream();
     let mut out = bytes::BytesMut::new();
     loop {
-        match tokio::time::timeout(idle, stream.next()).await {
-            Ok(None) => return Ok(out.freeze()),
-            Ok(Some(Ok(piece))) if out.len() + piece.len() <= JSON_MAX_BYTES => {
-                out.extend_from_slice(&piece);
-            }
-            Ok(Some(Ok(_))) => {
-                let detail = format!("the body is over {JSON_MAX_BYTES} bytes; send less at once");
+        match tokio::time::timeout(idle, stream.next()).await.ok()? {
+            None => return Some(Ok(out.freeze())),
+            Some(Ok(piece)) if out.len() + piece.len() <= max => out.extend_from_slice(&piece),
+            Some(Ok(_)) => {
+                tokio::spawn(tokio::time::timeout(DRAIN_TIME, drain(stream)));
+                let detail = format!("the body is over {max} bytes; send less at once");
                 let refusal = Refusal::new(ErrorKind::TooLarge, "body_too_large", detail);
-                return Err(Refusal { limit_bytes: Some(JSON_MAX_BYTES as u64), ..refusal });
+                return Some(Err(Refusal { limit_bytes: Some(max as u64), ..refusal }));
             }
-            Ok(Some(Err(e))) => {
-                return Err(Refusal::new(ErrorKind::Invalid, "body_broken", e.to_string()));
-            }
-            Err(_) => {
-                return Err(Refusal::new(
-                    ErrorKind::Unknown,
-                    "body_idle",
-                    format!("nothing of the body came for {} s", idle.as_secs()),
-                ));
+            Some(Err(e)) => {
+                let refusal = Refusal::new(ErrorKind::Invalid, "body_broken", e.to_string());
+                return Some(Err(refusal));
             }
         }
     }
+}
+
+/// Reads on for a little after an early answer, so that a client that still sends hears it.
+pub fn discard(body: Body) {
+    tokio::spawn(tokio::time::timeout(DRAIN_TIME, drain(body.into_data_stream())));
 }
 
 /// A JSON value, whatever the Content-Type says.
@@ -60,19 +83,49 @@ pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
     })
 }
 
+/// How far a body has come, for whoever waits for what is made of it.
+#[derive(Debug, Default)]
+pub struct Received {
+    bytes: AtomicU64,
+    is_whole: AtomicBool,
+}
+
+impl Received {
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether all of the body is here, so that only the hub is at work.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole.load(Ordering::Relaxed)
+    }
+}
+
 /// A body as a blocking [`Read`]; a silent or broken body is an error, never an early end.
 pub fn reader(body: Body, idle: Duration) -> BodyReader {
     let (out, pieces) = mpsc::channel(WAITING);
-    tokio::spawn(pump(body, idle, out));
-    BodyReader { pieces, current: Bytes::new() }
+    let received = Arc::new(Received::default());
+    tokio::spawn(pump(body, idle, out, Arc::clone(&received)));
+    BodyReader { pieces, current: Bytes::new(), received }
 }
 
-async fn pump(body: Body, idle: Duration, out: mpsc::Sender<io::Result<Bytes>>) {
+async fn pump(
+    body: Body,
+    idle: Duration,
+    out: mpsc::Sender<io::Result<Bytes>>,
+    received: Arc<Received>,
+) {
     let mut stream = body.into_data_stream();
     loop {
         let piece = match tokio::time::timeout(idle, stream.next()).await {
-            Ok(None) => return,
-            Ok(Some(Ok(piece))) => Ok(piece),
+            Ok(None) => {
+                received.is_whole.store(true, Ordering::Relaxed);
+                return;
+            }
+            Ok(Some(Ok(piece))) => {
+                received.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
+                Ok(piece)
+            }
             Ok(Some(Err(e))) => Err(io::Error::other(e)),
             Err(_) => Err(io::Error::new(
                 io::ErrorKind::TimedOut,
@@ -104,6 +157,13 @@ async fn drain(mut stream: axum::body::BodyDataStream) {
 pub struct BodyReader {
     pieces: mpsc::Receiver<io::Result<Bytes>>,
     current: Bytes,
+    received: Arc<Received>,
+}
+
+impl BodyReader {
+    pub fn received(&self) -> Arc<Received> {
+        Arc::clone(&self.received)
+    }
 }
 
 impl Read for BodyReader {

@@ -11,13 +11,14 @@ use super::{Problem, body};
 use crate::command::{Command, CommandRefusal, Enroll, Reply};
 use crate::error::Refusal;
 use crate::hub::Parts;
+use crate::manifest::query;
 
 pub async fn enroll(
     State(parts): State<Arc<Parts>>,
     request: Request,
 ) -> Result<Json<EnrollResponse>, Problem> {
     parts.require_ready()?;
-    let bytes = body::whole(request.into_body(), parts.config.body_idle).await?;
+    let bytes = body::whole(request.into_body(), parts.config.body_idle, body::SMALL).await?;
     let request: EnrollRequest = body::json(&bytes)?;
     if !request.is_proven(&parts.identity.hub_id) {
         return Err(Refusal::new(
@@ -27,9 +28,16 @@ pub async fn enroll(
         )
         .into());
     }
+    let secret_hash = Sha256Digest::of(request.secret.as_bytes());
+    let spoke = request.spoke_id.clone();
+    // A stranger's guess costs a look-up, not a write that all nodes keep.
+    let known = parts.readers.read_async(move |c| query::is_announced(c, &spoke, &secret_hash));
+    if !known.await? {
+        return Err(refusal(CommandRefusal::UnknownToken).into());
+    }
     let command = Command::Enroll(Enroll {
         spoke_id: request.spoke_id.clone(),
-        secret_hash: Sha256Digest::of(request.secret.as_bytes()),
+        secret_hash,
         public_key: request.public_key,
     });
     if let Reply::Refused(why) = parts.proposer.command(command).await? {

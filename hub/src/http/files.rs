@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -34,9 +35,11 @@ pub struct ListQuery {
 pub async fn list(
     State(parts): State<Arc<Parts>>,
     operator: Operator,
-    Query(asked): Query<ListQuery>,
+    asked: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Json<FileList>, Problem> {
     operator.require(&parts, Role::Reader).await?;
+    let Query(asked) =
+        asked.map_err(|e| Refusal::new(ErrorKind::Invalid, "query_malformed", e.body_text()))?;
     parts.require_ready()?;
     let limit = asked.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
     let (mut files, position) = parts
@@ -110,13 +113,21 @@ fn open(parts: &Parts, landed: &str) -> Result<OpenFile, Error> {
             ));
         }
     }
-    let promoted = parts.landing.path(landed);
-    let file = platform::open_regular(&promoted).or_else(|e| {
-        let staged = parts.ledger.staged_copy(landed, &row.sha256).ok().flatten();
-        staged.map_or(Err(e), |n| platform::open_regular(&parts.staging.path(n)))
+    // What merely stands in landing is not served: only what was promoted, else the staged copy.
+    let copy = match parts.ledger.is_promoted(landed, &row.sha256)? {
+        true => Some(parts.landing.path(landed)),
+        false => parts.ledger.staged_copy(landed, &row.sha256)?.map(|n| parts.staging.path(n)),
+    };
+    let copy = copy.unwrap_or_else(|| parts.landing.path(landed));
+    let file = platform::open_regular(&copy).and_then(|file| {
+        let len = file.metadata()?.len();
+        if len == row.size_bytes {
+            return Ok(file);
+        }
+        Err(std::io::Error::other(format!("it has {len} bytes, not {}", row.size_bytes)))
     });
     let file = file.map_err(|e| {
-        tracing::error!(path = %promoted.display(), error = %e, "a held file cannot be opened");
+        tracing::error!(path = %copy.display(), error = %e, "a held file cannot be opened");
         absent(ErrorKind::Unavailable, "file_unavailable", "the copy on this node cannot be read")
     })?;
     Ok(OpenFile {

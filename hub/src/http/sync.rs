@@ -1,6 +1,7 @@
 //! `/api/v1/sync/...`: what spokes call.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
@@ -10,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use barque_bundle::wire::{BundleLine, ReconcileRequest, ReconcileResponse};
 use barque_bundle::{ErrorKind, Sha256Digest};
 use bytes::Bytes;
+use tokio::sync::mpsc;
 
 use super::{Problem, ascii, bearer, body};
 use crate::error::{Error, Refusal};
@@ -36,13 +38,24 @@ async fn identify(parts: &Arc<Parts>, head: &request::Parts) -> Result<Caller, E
     identified.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))
 }
 
+/// [`identify`]; when it refuses, the unread body is drained a little so that the answer is heard.
+async fn admit(parts: &Arc<Parts>, request: Request) -> Result<(Caller, Body), Error> {
+    let (head, sent) = request.into_parts();
+    match identify(parts, &head).await {
+        Ok(caller) => Ok((caller, sent)),
+        Err(e) => {
+            body::discard(sent);
+            Err(e)
+        }
+    }
+}
+
 pub async fn reconcile(
     State(parts): State<Arc<Parts>>,
     request: Request,
 ) -> Result<Json<ReconcileResponse>, Problem> {
-    let (head, sent) = request.into_parts();
-    let caller = identify(&parts, &head).await?;
-    let bytes = body::whole(sent, parts.config.body_idle).await?;
+    let (caller, sent) = admit(&parts, request).await?;
+    let bytes = body::whole(sent, parts.config.body_idle, body::PAGE).await?;
     let body_sha256 = Sha256Digest::of(&bytes);
     caller.check_digest(body_sha256)?;
     let request: ReconcileRequest = body::json(&bytes)?;
@@ -54,27 +67,57 @@ pub async fn bundles(
     State(parts): State<Arc<Parts>>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (head, sent) = request.into_parts();
-    let caller = identify(&parts, &head).await?;
-    let permit = Arc::clone(&parts.streams).try_acquire_owned().map_err(|_| {
-        Refusal::new(
+    let (caller, sent) = admit(&parts, request).await?;
+    let Ok(permit) = Arc::clone(&parts.streams).try_acquire_owned() else {
+        body::discard(sent);
+        return Err(Refusal::new(
             ErrorKind::Throttled,
             "too_many_streams",
             format!("the hub takes {} streams at once; try again", parts.config.streams_max),
         )
-    })?;
+        .into());
+    };
     let source = body::reader(sent, parts.config.body_idle);
-    let mut intake = receive::start(Arc::clone(&parts), caller, Held { source, _permit: permit });
+    let received = source.received();
+    let intake = receive::start(Arc::clone(&parts), caller, Held { source, _permit: permit });
     let opened = intake.opened.await.map_err(|_| {
         Refusal::new(ErrorKind::Internal, "hub_fault", "the hub met a fault of its own")
     })?;
     opened?;
-    let lines = futures_util::stream::poll_fn(move |cx| {
-        intake.lines.poll_recv(cx).map(|line| line.map(|l| Ok::<_, std::io::Error>(ndjson(&l))))
+    let told = Told { lines: intake.lines, received, last_bytes: 0 };
+    let lines = futures_util::stream::unfold(told, |mut told| async move {
+        let line = told.next().await?;
+        Some((Ok::<_, std::io::Error>(ndjson(&line)), told))
     });
     let mut response = Body::from_stream(lines).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, ascii("application/x-ndjson"));
     Ok(response)
+}
+
+/// How often a client hears that the hub is at work.
+const WORKING_EVERY: Duration = Duration::from_secs(5);
+
+/// What a client is told while its bundle is taken.
+struct Told {
+    lines: mpsc::Receiver<BundleLine>,
+    received: Arc<body::Received>,
+    last_bytes: u64,
+}
+
+impl Told {
+    /// The next line; while there is none, a sign of work as long as there is work.
+    async fn next(&mut self) -> Option<BundleLine> {
+        loop {
+            if let Ok(line) = tokio::time::timeout(WORKING_EVERY, self.lines.recv()).await {
+                return line;
+            }
+            let received_bytes = self.received.bytes();
+            if received_bytes != self.last_bytes || self.received.is_whole() {
+                self.last_bytes = received_bytes;
+                return Some(BundleLine::Working { received_bytes });
+            }
+        }
+    }
 }
 
 fn ndjson(line: &BundleLine) -> Bytes {

@@ -33,7 +33,7 @@ pub async fn add(
 ) -> Result<Json<AddSpokeResponse>, Problem> {
     operator.require(&parts, Role::Operator).await?;
     parts.require_ready()?;
-    let bytes = body::whole(request.into_body(), parts.config.body_idle).await?;
+    let bytes = body::whole(request.into_body(), parts.config.body_idle, body::SMALL).await?;
     let request: AddSpokeRequest = body::json(&bytes)?;
     if request.expires_in_ms == 0 || request.expires_in_ms > EXPIRES_MAX_MS {
         let detail = "a token lives longer than 0 and at most 7d";

@@ -32,7 +32,7 @@ pub async fn add(
 ) -> Result<Json<AddTokenResponse>, Problem> {
     operator.require(&parts, Role::Admin).await?;
     parts.require_ready()?;
-    let bytes = body::whole(request.into_body(), parts.config.body_idle).await?;
+    let bytes = body::whole(request.into_body(), parts.config.body_idle, body::SMALL).await?;
     let AddTokenRequest { name, role } = body::json(&bytes)?;
     if name.is_empty() || name.len() > NAME_MAX_BYTES || name.chars().any(char::is_control) {
         let detail = "a token's name has 1 to 128 bytes and no control characters";

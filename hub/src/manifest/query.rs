@@ -187,6 +187,16 @@ pub fn token_role(c: &Connection, hash: &Sha256Digest) -> Result<Option<Role>, E
     role.map(|r| r.parse().map_err(|e: String| malformed(&e))).transpose()
 }
 
+/// Whether a one-time secret with this hash was given out for the spoke.
+pub fn is_announced(c: &Connection, spoke: &SpokeId, hash: &Sha256Digest) -> Result<bool, Error> {
+    c.query_row(
+        "SELECT EXISTS (SELECT 1 FROM enrollments WHERE secret_hash = ?1 AND spoke_id = ?2)",
+        params![hash.as_bytes(), spoke.as_str()],
+        |r| r.get(0),
+    )
+    .map_err(wrap())
+}
+
 pub fn tokens(c: &Connection) -> Result<Vec<TokenLine>, Error> {
     let mut statement =
         c.prepare("SELECT name, role, created_at FROM tokens ORDER BY name").map_err(wrap())?;
@@ -211,22 +221,30 @@ pub struct FilesPage<'a> {
 }
 
 pub fn files(c: &Connection, page: &FilesPage<'_>) -> Result<Vec<FileLine>, Error> {
-    // Names at or above the prefix in byte order, until one no longer starts with it.
+    // Names at or above the prefix in byte order, until one no longer starts with it; one lower
+    // bound, so that the index finds it.
+    let is_after = page.after >= page.prefix;
+    let from = if is_after { page.after } else { page.prefix };
+    let limit = page.limit.saturating_add(u32::from(is_after));
     let mut statement = c
         .prepare_cached(
             "SELECT f.*, (SELECT count(*) FROM holders h WHERE h.file_id = f.file_id) AS copies
-             FROM files f WHERE path >= ?1 AND path > ?2 ORDER BY path LIMIT ?3",
+             FROM files f WHERE path >= ?1 ORDER BY path LIMIT ?2",
         )
         .map_err(wrap())?;
-    let mut rows = statement.query(params![page.prefix, page.after, page.limit]).map_err(wrap())?;
+    let mut rows = statement.query(params![from, limit]).map_err(wrap())?;
     let mut out = Vec::new();
     while let Some(row) = rows.next().map_err(wrap())? {
         let line = file_line(row).map_err(wrap())?;
+        if is_after && line.path == page.after {
+            continue;
+        }
         if !line.path.starts_with(page.prefix) {
             break;
         }
         out.push(line);
     }
+    out.truncate(page.limit as usize);
     Ok(out)
 }
 

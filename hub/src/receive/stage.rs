@@ -2,6 +2,7 @@
 
 use std::io::{Read, Seek as _};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use barque_bundle::stream::{Member, Preamble, Reader, StreamError};
 use barque_bundle::{Entry, ErrorKind, LandedName, Outcome, OutcomeLine, door, platform};
@@ -35,7 +36,7 @@ impl Stager {
         let preamble = reader.preamble().map_err(refuse_stream)?;
         self.verify(&preamble)?;
         reader.expect_entries(&preamble).map_err(refuse_stream)?;
-        self.check_space(preamble.header.total_bytes)?;
+        let _reserved = self.reserve(preamble.header.total_bytes)?;
         let verified = BundleRef {
             bundle_id: preamble.header.bundle_id,
             spoke_id: preamble.header.spoke_id.clone(),
@@ -88,20 +89,27 @@ impl Stager {
             .map_err(|e| refuse_stream(e.into()))
     }
 
-    fn check_space(&self, needed: u64) -> Result<(), Error> {
+    /// Holds space for what the bundle announces until the stream is read, or refuses it.
+    fn reserve(&self, needed: u64) -> Result<Reserved, Error> {
         let folder = self.parts.staging.folder();
-        let free = platform::free_bytes(folder).map_err(Error::io("cannot look at", folder))?;
-        let reserve = self.parts.config.reserve_bytes;
-        if free >= needed.saturating_add(reserve) {
-            return Ok(());
+        let wrap = || Error::io("cannot look at", folder);
+        let free = platform::free_bytes(folder).map_err(wrap())?;
+        let total = platform::total_bytes(folder).map_err(wrap())?;
+        // A small file system keeps a twentieth.
+        let kept = self.parts.config.reserve_bytes.min(total / 20);
+        let reserved = Reserved { parts: Arc::clone(&self.parts), bytes: needed };
+        let announced = self.parts.announced_bytes.fetch_add(needed, Ordering::SeqCst);
+        if free >= needed.saturating_add(announced).saturating_add(kept) {
+            return Ok(reserved);
         }
-        tracing::error!(folder = %folder.display(), free, needed, reserve, "no space for a bundle");
+        tracing::error!(folder = %folder.display(), free, needed, announced, kept, "no space");
         Err(Refusal::new(
             ErrorKind::Full,
             "hub_full",
             format!(
-                "the hub has {free} bytes free, needs {needed} and keeps {reserve}; \
-                 free space there, nothing was lost"
+                "the hub has {free} bytes free, needs {} and keeps {kept}; \
+                 free space there, nothing was lost",
+                needed.saturating_add(announced)
             ),
         )
         .into())
@@ -136,6 +144,10 @@ impl Stager {
                 ));
             }
             Target::File => {
+                // Another stream may have brought it since: then the manifest decides.
+                if self.parts.readers.read(|c| query::lookup(c, landed.as_str()))?.is_some() {
+                    return Ok(Item::Known { entry });
+                }
                 let there =
                     self.parts.landing.holds(landed.as_str(), &entry.sha256, entry.size_bytes);
                 if !there
@@ -180,12 +192,24 @@ impl Stager {
                 door::check(&mut file)
             });
         match judged {
-            Ok(_) => Ok(Item::Staged { entry, stage_no: incoming.keep() }),
+            Ok(_) => Ok(Item::Staged { entry, slot: incoming.into_slot() }),
             Err(door::DoorError::Io(source)) => {
                 Err(Error::Io { what: "cannot read back", path, source })
             }
             Err(e) => Ok(refused(&entry, e.code(), e.to_string())),
         }
+    }
+}
+
+/// Space that is spoken for.
+struct Reserved {
+    parts: Arc<Parts>,
+    bytes: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.parts.announced_bytes.fetch_sub(self.bytes, Ordering::SeqCst);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Writes to the ledger: each in one transaction, durable before anyone hears of it.
 
 use barque_bundle::{
-    BundleId, FilePath, HubEpoch, HubId, Outcome, OutcomeLine, Receipt, SeriesId, Sha256Digest,
-    Timestamp,
+    BundleId, FilePath, HubEpoch, HubId, Outcome, OutcomeLine, Ranges, Receipt, SeriesId,
+    Sha256Digest, Timestamp,
 };
 use rusqlite::{Connection, OptionalExtension as _, params};
 
@@ -19,6 +19,20 @@ pub enum Change {
     Refresh { path: FilePath, stat: StatRow },
     /// Another state, and why; a number that was open becomes void.
     Leave { path: FilePath, stat: StatRow, state: State, code: String, detail: String },
+}
+
+impl Change {
+    /// The file is gone. Its row keeps a stat that no file has, so that one that comes back is
+    /// looked at, however old it is.
+    pub fn vanished(path: FilePath) -> Self {
+        Self::Leave {
+            path,
+            stat: StatRow { size_bytes: 0, mtime_ns: i64::MIN, ctime_ns: i64::MIN, inode: 0 },
+            state: State::Skipped,
+            code: "vanished".to_owned(),
+            detail: "the file is not there any more".to_owned(),
+        }
+    }
 }
 
 /// What a receipt changed.
@@ -161,7 +175,7 @@ impl Ledger {
         })
     }
 
-    /// The hub refused a path by a rule, outside a receipt: for a person.
+    /// The hub refused a path by a rule, outside a receipt: for a person. True when a row moved.
     pub fn refuse(
         &mut self,
         hub_id: HubId,
@@ -169,14 +183,38 @@ impl Ledger {
         code: &str,
         detail: &str,
         now: Timestamp,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         self.transaction(|c| {
             c.execute(
                 "UPDATE files SET state = 'failed', code = ?3, detail = ?4, since = ?5
                  WHERE hub_id = ?1 AND path = ?2 AND state = 'pending'",
                 params![hub_id.to_string(), path.as_str(), code, detail, now.unix_ms()],
             )
-            .map(drop)
+            .map(|n| n > 0)
+        })
+    }
+
+    /// The hub has recorded these void numbers.
+    pub fn mark_told(
+        &mut self,
+        hub_id: HubId,
+        series: SeriesId,
+        voids: &Ranges,
+    ) -> Result<(), Error> {
+        self.transaction(|c| {
+            let mut update = c.prepare_cached(
+                "UPDATE voids SET told = 1
+                 WHERE hub_id = ?1 AND series = ?2 AND seq BETWEEN ?3 AND ?4",
+            )?;
+            for (lo, hi) in voids.as_slice() {
+                update.execute(params![
+                    hub_id.to_string(),
+                    series.to_string(),
+                    signed(*lo),
+                    signed(*hi)
+                ])?;
+            }
+            Ok(())
         })
     }
 
@@ -188,14 +226,18 @@ impl Ledger {
         sha256: Sha256Digest,
         now: Timestamp,
     ) -> Result<bool, Error> {
+        let hub = hub_id.to_string();
         self.transaction(|c| {
-            let n = c.execute(
-                "UPDATE files SET state = 'pending', receipt_id = NULL, bundle_id = NULL,
-                        attempts = 0, since = ?4
-                 WHERE hub_id = ?1 AND path = ?2 AND sha256 = ?3 AND state = 'synced'",
-                params![hub_id.to_string(), path.as_str(), sha256.as_bytes(), now.unix_ms()],
+            let is_synced: bool = c.query_row(
+                "SELECT EXISTS (SELECT 1 FROM files WHERE hub_id = ?1 AND path = ?2
+                                AND sha256 = ?3 AND state = 'synced')",
+                params![hub, path.as_str(), sha256.as_bytes()],
+                |r| r.get(0),
             )?;
-            Ok(n > 0)
+            if is_synced {
+                offer_again(c, &hub, Some(path.as_str()), now)?;
+            }
+            Ok(is_synced)
         })
     }
 
@@ -222,12 +264,8 @@ impl Ledger {
                 params![hub, epoch.to_string(), signed(position)],
             )?;
             if is_other {
-                c.execute(
-                    "UPDATE files SET state = 'pending', receipt_id = NULL, bundle_id = NULL,
-                            attempts = 0, since = ?2
-                     WHERE hub_id = ?1 AND state = 'synced'",
-                    params![hub, now.unix_ms()],
-                )?;
+                offer_again(c, &hub, None, now)?;
+                c.execute("UPDATE voids SET told = 0 WHERE hub_id = ?1", [&hub])?;
             }
             Ok(is_other)
         })
@@ -275,6 +313,29 @@ impl Ledger {
             Ok(n > 0)
         })
     }
+}
+
+/// Makes synced rows (one, or all) pending under new numbers of the present series.
+fn offer_again(
+    c: &Connection,
+    hub: &str,
+    path: Option<&str>,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let offered = c.execute(
+        "UPDATE files SET state = 'pending', receipt_id = NULL, bundle_id = NULL, attempts = 0,
+                since = ?3, seq = n.seq
+         FROM (SELECT f.path, h.seq_head + row_number() OVER (ORDER BY f.path) AS seq
+               FROM files f JOIN hubs h ON h.hub_id = f.hub_id
+               WHERE f.hub_id = ?1 AND f.state = 'synced' AND (?2 IS NULL OR f.path = ?2)) AS n
+         WHERE files.hub_id = ?1 AND files.path = n.path",
+        params![hub, path, now.unix_ms()],
+    )?;
+    c.execute(
+        "UPDATE hubs SET seq_head = seq_head + ?2 WHERE hub_id = ?1",
+        params![hub, signed(offered as u64)],
+    )?;
+    Ok(())
 }
 
 /// Gives out the next number of the hub's series.

@@ -76,6 +76,9 @@ impl FileRow {
     }
 }
 
+/// Void numbers that are told in one request.
+const VOIDS_AT_ONCE: i64 = 2_000;
+
 /// Where a page of pending files ended: fewest attempts first, then newest partition, then name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageKey {
@@ -227,14 +230,19 @@ impl Ledger {
         Ok(tally)
     }
 
-    /// The void numbers of a series.
-    pub fn voids(&self, hub_id: HubId, series: SeriesId) -> Result<Ranges, Error> {
+    /// Void numbers of a series that the hub has not recorded yet, the lowest ones first.
+    pub fn untold_voids(&self, hub_id: HubId, series: SeriesId) -> Result<Ranges, Error> {
         let mut statement = self
             .connection
-            .prepare_cached("SELECT seq FROM voids WHERE hub_id = ?1 AND series = ?2")
+            .prepare_cached(
+                "SELECT seq FROM voids WHERE hub_id = ?1 AND series = ?2 AND told = 0
+                 ORDER BY seq LIMIT ?3",
+            )
             .map_err(self.wrap())?;
         let rows = statement
-            .query_map([hub_id.to_string(), series.to_string()], |r| r.get(0).map(unsigned))
+            .query_map(params![hub_id.to_string(), series.to_string(), VOIDS_AT_ONCE], |r| {
+                r.get(0).map(unsigned)
+            })
             .map_err(self.wrap())?;
         let numbers: Vec<u64> = rows.collect::<Result<_, _>>().map_err(self.wrap())?;
         Ok(Ranges::from_numbers(numbers))
@@ -251,14 +259,44 @@ impl Ledger {
     }
 }
 
-/// Files that were too young to look at, kept out of memory while a scan waits for them.
+/// What a pass notes for itself, in temporary tables and so out of memory: files that were too
+/// young to look at, and pending files that the scan met.
 impl Ledger {
-    pub(crate) fn clear_young(&self) -> Result<(), Error> {
+    pub(crate) fn clear_notes(&self) -> Result<(), Error> {
         self.connection
             .execute_batch(
                 "CREATE TEMP TABLE IF NOT EXISTS young (path TEXT PRIMARY KEY, size_bytes INTEGER,
                      mtime_ns INTEGER, ctime_ns INTEGER, inode INTEGER) STRICT, WITHOUT ROWID;
-                 DELETE FROM young;",
+                 CREATE TEMP TABLE IF NOT EXISTS met (path TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
+                 DELETE FROM young; DELETE FROM met;",
+            )
+            .map_err(self.wrap())
+    }
+
+    /// The scan counted this file as pending.
+    pub(crate) fn add_met(&self, path: &FilePath) -> Result<(), Error> {
+        self.connection
+            .prepare_cached("INSERT OR IGNORE INTO met (path) VALUES (?1)")
+            .and_then(|mut s| s.execute([path.as_str()]))
+            .map(drop)
+            .map_err(self.wrap())
+    }
+
+    pub(crate) fn is_met(&self, path: &FilePath) -> Result<bool, Error> {
+        self.connection
+            .prepare_cached("SELECT EXISTS (SELECT 1 FROM met WHERE path = ?1)")
+            .and_then(|mut s| s.query_row([path.as_str()], |r| r.get(0)))
+            .map_err(self.wrap())
+    }
+
+    /// Files that the scan counted as pending and that still are.
+    pub(crate) fn met_and_pending(&self, hub_id: HubId) -> Result<u64, Error> {
+        self.connection
+            .query_row(
+                "SELECT count(*) FROM met JOIN files f ON f.path = met.path
+                 WHERE f.hub_id = ?1 AND f.state IN ('pending', 'in_flight')",
+                [hub_id.to_string()],
+                |r| r.get(0).map(unsigned),
             )
             .map_err(self.wrap())
     }

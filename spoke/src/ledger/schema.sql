@@ -10,6 +10,7 @@ CREATE TABLE hubs (
     seen_position   INTEGER NOT NULL DEFAULT 0,
     as_of           INTEGER,              -- end of the last complete scan
     clock_offset_ms INTEGER NOT NULL DEFAULT 0,
+    hub_time        INTEGER,              -- the latest time that the hub signed
     last_success    INTEGER
 ) STRICT, WITHOUT ROWID;
 
@@ -58,5 +59,7 @@ CREATE TABLE voids (
     series TEXT NOT NULL,
     seq    INTEGER NOT NULL,
     reason TEXT NOT NULL,
+    told   INTEGER NOT NULL DEFAULT 0,    -- the hub has recorded it
     PRIMARY KEY (hub_id, series, seq)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX voids_untold ON voids (hub_id, series, seq) WHERE told = 0;

@@ -83,7 +83,7 @@ fn numbers_grow_and_a_changed_file_voids_its_old_one() {
     l.record(hub(), &[number("a.parquet", "a"), number("a.parquet", "b")], NOW).unwrap();
     let h = l.hub(hub()).unwrap().unwrap();
     assert_eq!(h.seq_head, 2);
-    assert_eq!(l.voids(hub(), h.series).unwrap().as_slice(), [(1, 1)]);
+    assert_eq!(l.untold_voids(hub(), h.series).unwrap().as_slice(), [(1, 1)]);
     assert_eq!(l.file(hub(), &"a.parquet".parse().unwrap()).unwrap().unwrap().seq, Some(2));
 }
 
@@ -128,6 +128,9 @@ fn a_new_epoch_or_a_lower_position_offers_everything_again() {
     assert_eq!(pending(&l), 0);
     assert!(l.meet_hub(hub(), epoch(1), 5, NOW).unwrap());
     assert_eq!(pending(&l), 1);
+    // Under a new number: the old one may belong to another series.
+    assert_eq!(l.hub(hub()).unwrap().unwrap().seq_head, 2);
+    assert_eq!(l.file(hub(), &"a.parquet".parse().unwrap()).unwrap().unwrap().seq, Some(2));
     l.apply_receipt(hub(), &r, NOW).unwrap();
     assert!(l.meet_hub(hub(), epoch(2), 9, NOW).unwrap());
     assert_eq!(pending(&l), 1);
@@ -158,4 +161,19 @@ fn what_a_crash_left_in_flight_is_pending_again() {
     let mut l = Ledger::open(&dir.path().join("ledger.db")).unwrap();
     assert_eq!(l.recover(NOW).unwrap(), 1);
     assert_eq!(l.file(hub(), &path).unwrap().unwrap().state, State::Pending);
+}
+
+#[test]
+fn a_void_number_is_told_once_and_again_to_a_restored_hub() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut l = ledger(dir.path());
+    l.record(hub(), &[number("a.parquet", "a"), number("a.parquet", "b")], NOW).unwrap();
+    let series = l.hub(hub()).unwrap().unwrap().series;
+    let untold = l.untold_voids(hub(), series).unwrap();
+    assert_eq!(untold.count(), 1);
+    l.mark_told(hub(), series, &untold).unwrap();
+    assert!(l.untold_voids(hub(), series).unwrap().is_empty());
+    l.meet_hub(hub(), HubEpoch::new(NOW, [1; 10]), 1, NOW).unwrap();
+    l.meet_hub(hub(), HubEpoch::new(NOW, [2; 10]), 1, NOW).unwrap();
+    assert_eq!(l.untold_voids(hub(), series).unwrap(), untold);
 }

@@ -7,12 +7,12 @@ use barque_bundle::path::printable;
 use barque_bundle::{HubId, Outcome, OutcomeLine, Sha256Digest};
 use serde::Serialize;
 
-use super::{ScanReport, Stop};
+use super::{End, ScanReport, Stop};
 use crate::error::Error;
 use crate::hub_client::CallError;
 use crate::ledger::Ledger;
 use crate::plan::State;
-use crate::scan::{NAMED_MAX, Unreadable};
+use crate::scan::{HeldBack, NAMED_MAX, Unreadable};
 
 /// The counts of one pass; `discovered` is the sum of `present, sent, conflict, modified, failed,
 /// skipped, not_settled` and `left`.
@@ -41,6 +41,8 @@ pub struct PushReport {
     pub conflicts: Vec<Conflict>,
     pub failures: Vec<Failure>,
     pub unreadable: Vec<Unreadable>,
+    /// Candidates that are not shipped, by name and rule.
+    pub held_back: Vec<HeldBack>,
     /// Candidates held back and names passed over, by rule.
     pub skipped_by: std::collections::BTreeMap<String, u64>,
     pub ignored_by: std::collections::BTreeMap<&'static str, u64>,
@@ -82,15 +84,16 @@ pub(super) struct Results {
     conflict: u64,
     failed: u64,
     removed: u64,
+    /// Pending files that the scan did not meet and that turned out to be gone.
+    met_late: u64,
     pub(super) receipts: u64,
     pub(super) hub_reached: bool,
     pub(super) stopped_by: Option<String>,
     pub(super) error: Option<CallError>,
-    skipped: std::collections::BTreeMap<String, u64>,
 }
 
 impl Results {
-    pub(super) fn new(scan: ScanReport) -> Self {
+    pub(super) fn new(scan: ScanReport, receipts: u64) -> Self {
         Self {
             scan,
             present: 0,
@@ -99,17 +102,31 @@ impl Results {
             conflict: 0,
             failed: 0,
             removed: 0,
-            receipts: 0,
+            met_late: 0,
+            receipts,
             hub_reached: false,
             stopped_by: None,
             error: None,
-            skipped: std::collections::BTreeMap::new(),
         }
     }
 
-    /// A pending file was held back after the scan had counted it as pending.
-    pub(super) fn skipped(&mut self, code: &str) {
-        *self.skipped.entry(code.to_owned()).or_default() += 1;
+    pub(super) fn scan_is_complete(&self) -> bool {
+        self.scan.is_complete()
+    }
+
+    /// A file that the scan had counted as pending was held back after all.
+    pub(super) fn skipped(&mut self, path: &str, code: &str) {
+        self.scan.skip(path, code);
+    }
+
+    /// A pending file is gone; the scan may have met it before.
+    pub(super) fn vanished(&mut self, path: &str, is_met: bool) {
+        self.scan.skip(path, "vanished");
+        self.met_late += u64::from(!is_met);
+    }
+
+    pub(super) fn cannot_read(&mut self, path: &str, e: &std::io::Error) {
+        self.scan.cannot_read(path, e);
     }
 
     pub(super) fn failed(&mut self) {
@@ -140,14 +157,15 @@ impl Results {
     }
 
     /// Notes how the talking part ended; a fault of the ledger is passed on.
-    pub(super) fn take_outcome(&mut self, outcome: Result<(), Stop>) -> Result<(), Error> {
+    pub(super) fn take_outcome(&mut self, outcome: Result<End, Stop>) -> Result<(), Error> {
         let (stopped_by, error) = match outcome {
-            Ok(()) => return Ok(()),
-            Err(Stop::Ledger(e)) => return Err(e),
-            Err(Stop::HubNotReached(e)) => {
-                self.hub_reached = false;
-                ("hub_not_reached".to_owned(), e)
+            Ok(End::Done) => return Ok(()),
+            Ok(End::StartOver) => {
+                self.stopped_by = Some("hub_changed".to_owned());
+                return Ok(());
             }
+            Err(Stop::Ledger(e)) => return Err(e),
+            Err(Stop::HubNotReached(e)) => ("hub_not_reached".to_owned(), e),
             Err(Stop::Fatal(e)) => (e.code().to_owned(), e),
         };
         self.stopped_by = Some(stopped_by);
@@ -162,26 +180,20 @@ impl Results {
         source: &Path,
         duration: Duration,
     ) -> Result<PushReport, Error> {
-        let scan = &self.scan;
-        let mut skipped_by = scan.skipped.clone();
-        for (code, n) in &self.skipped {
-            *skipped_by.entry(code.clone()).or_default() += n;
-        }
-        let skipped_late: u64 = self.skipped.values().sum();
-        let tally = ledger.tally(hub_id)?;
-        let pending = tally.of(State::Pending) + tally.of(State::InFlight);
-        let resolved =
-            self.present + self.sent + self.conflict + self.failed + self.removed + skipped_late;
-        // Rows that the scan did not meet (vanished, or offered again) are met by the pass.
-        let met_later = (resolved + pending).saturating_sub(scan.state(State::Pending));
-        let left = (scan.state(State::Pending) + met_later).saturating_sub(resolved);
-        let skipped = skipped_by.values().sum::<u64>()
+        let scan = self.scan;
+        let skipped = scan.skipped.values().sum::<u64>()
             + scan.state(State::Dismissed)
             + scan.state(State::Removed)
             + self.removed;
-        let mut report = PushReport {
+        // Counted in the ledger and not worked out from the rest, so that a file that fell
+        // through would show.
+        let left = match scan.is_dry {
+            true => scan.state(State::Pending),
+            false => ledger.met_and_pending(hub_id)?,
+        };
+        Ok(PushReport {
             hub_id,
-            discovered: 0,
+            discovered: scan.discovered + self.met_late,
             present: scan.state(State::Synced) + self.present,
             sent: self.sent,
             bytes_sent: self.bytes_sent,
@@ -196,14 +208,13 @@ impl Results {
             receipts: self.receipts,
             conflicts: conflicts(ledger, hub_id)?,
             failures: failures(ledger, hub_id, source)?,
-            unreadable: scan.unreadable.clone(),
-            skipped_by,
-            ignored_by: scan.ignored.clone(),
+            unreadable: scan.unreadable,
+            held_back: scan.held_back,
+            skipped_by: scan.skipped,
+            ignored_by: scan.ignored,
             duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
             error: self.error,
-        };
-        report.discovered = scan.discovered + met_later;
-        Ok(report)
+        })
     }
 }
 
@@ -252,24 +263,28 @@ mod tests {
         let hub_id = HubId::new(now, [1; 10]);
         ledger.add_hub(hub_id, SeriesId::new(now, [1; 10]), 0).unwrap();
         let stat = StatRow { size_bytes: 1, mtime_ns: 1, ctime_ns: 1, inode: 1 };
-        let left = Change::Number {
-            path: "left.parquet".parse().unwrap(),
-            stat,
-            sha256: Sha256Digest::of(b""),
-        };
-        ledger.record(hub_id, &[left], now).unwrap();
+        let mut changes = Vec::new();
+        for name in ["left", "lost"] {
+            let path: barque_bundle::FilePath = format!("{name}.parquet").parse().unwrap();
+            changes.push(Change::Number { path, stat, sha256: Sha256Digest::of(b"") });
+        }
+        ledger.record(hub_id, &changes, now).unwrap();
+        ledger.clear_notes().unwrap();
+        ledger.add_met(&"left.parquet".parse().unwrap()).unwrap();
         let mut scan = ScanReport { discovered: 17, not_settled: 1, ..ScanReport::default() };
         scan.skipped.insert("link".into(), 2);
         scan.states = State::ALL.into_iter().map(|s| (s, 1)).collect();
+        // One is left beside the exported one, five have outcomes, one turns out to be damaged.
         scan.states.insert(State::Pending, 7);
         scan.states.remove(&State::Skipped);
         scan.states.remove(&State::InFlight);
-        let mut results = Results::new(scan);
+        let mut results = Results::new(scan, 0);
         for outcome in Outcome::ALL {
             let path = format!("{}.parquet", outcome.as_str()).parse().unwrap();
             results.settled(&OutcomeLine::new(path, Sha256Digest::of(b""), outcome, 1), 5);
         }
-        results.skipped("vanished");
+        results.skipped("d.parquet", "parquet_empty");
+        results.vanished("gone.parquet", false);
         let r = results.finish(&ledger, hub_id, dir.path(), Duration::ZERO).unwrap();
         let sum = r.present
             + r.sent
@@ -280,6 +295,6 @@ mod tests {
             + r.not_settled
             + r.left;
         assert_eq!(r.discovered, sum, "{r:?}");
-        assert_eq!((r.discovered, r.left, r.sent, r.bytes_sent), (17, 2, 1, 5));
+        assert_eq!((r.discovered, r.left, r.sent, r.bytes_sent), (18, 2, 1, 5));
     }
 }

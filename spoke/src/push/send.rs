@@ -1,20 +1,34 @@
 //! Sends what the hub lacks: bundle by bundle, each file until it has an outcome or its turn is up.
+//!
+//! After a broken stream the hub is asked what it kept. A bundle that breaks again with nothing
+//! kept is halved, down to the one file that is at fault: it goes last and holds up no other.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use barque_bundle::header::Draft;
 use barque_bundle::wire::{Problem, Stopped};
-use barque_bundle::{BundleId, FilePath, Header};
+use barque_bundle::{BundleId, ByteSize, Entry, FilePath, Header, Outcome, OutcomeLine, Signed};
 
-use super::{
-    ATTEMPTS_MAX, ByteSize, Entry, Event, Outcome, OutcomeLine, Pass, Results, State, Stop, fault,
-    plan,
-};
+use super::{End, Event, Pass, Results, State, Stop, fault};
 use crate::error::Error;
 use crate::fault::Fault;
 use crate::hub_client::{CallError, Parcel, Progress, Sent};
 use crate::ledger::FileRow;
+use crate::plan;
+
+/// Times that a file's bytes may arrive damaged before it waits for a person; once a pass counts.
+const MISMATCHES_MAX: u32 = 5;
+/// Broken streams in a row, with nothing kept, after which a bundle is halved.
+const BREAKS_MAX: u32 = 2;
+
+/// What became of a bundle.
+enum Bundle {
+    Through,
+    /// It broke with nothing kept: its halves are tried apart.
+    Halved(Vec<FileRow>, Vec<FileRow>),
+    StartOver,
+}
 
 impl Pass<'_> {
     /// Sends rows in their order.
@@ -22,77 +36,144 @@ impl Pass<'_> {
         &mut self,
         rows: Vec<FileRow>,
         results: &mut Results,
-    ) -> Result<(), Stop> {
+    ) -> Result<End, Stop> {
         let by_path: HashMap<FilePath, FileRow> =
             rows.iter().map(|r| (r.path.clone(), r.clone())).collect();
         let entries: Vec<Entry> = rows.iter().filter_map(FileRow::entry).collect();
         let bytes = entries.iter().map(|e| e.size_bytes).sum();
         (self.events)(Event::Sending { files: entries.len() as u64, bytes });
-        for bundle in plan::pack(entries) {
-            let rows: Vec<FileRow> =
-                bundle.iter().filter_map(|e| by_path.get(&e.path).cloned()).collect();
-            self.send_bundle(rows, results).await?;
+        let rows_of = |bundle: Vec<Entry>| -> Vec<FileRow> {
+            bundle.iter().filter_map(|e| by_path.get(&e.path).cloned()).collect()
+        };
+        let mut waiting: VecDeque<Vec<FileRow>> =
+            plan::pack(entries).into_iter().map(rows_of).collect();
+        while let Some(rows) = waiting.pop_front() {
+            match self.send_bundle(rows, results).await? {
+                Bundle::Through => {}
+                Bundle::Halved(first, second) => {
+                    waiting.push_front(second);
+                    waiting.push_front(first);
+                }
+                Bundle::StartOver => return Ok(End::StartOver),
+            }
             if self.bodies_end {
                 break;
             }
         }
-        Ok(())
+        Ok(End::Done)
     }
 
-    /// Sends until every row has an outcome; after a broken stream the hub is asked what it kept.
     async fn send_bundle(
         &mut self,
         mut rows: Vec<FileRow>,
         results: &mut Results,
-    ) -> Result<(), Stop> {
-        while !rows.is_empty() && !self.bodies_end {
-            let bundle_id = BundleId::new(self.hub_now(), self.edge.id_bytes());
-            let sent = self.send_once(bundle_id, &rows).await;
-            let error = match sent {
-                Ok(sent) => self.take_receipt(bundle_id, &sent, results)?,
-                Err(e) => {
-                    self.ledger.give_back(self.hub.hub_id, bundle_id, self.edge.now())?;
-                    Some(e)
-                }
+    ) -> Result<Bundle, Stop> {
+        let mut breaks = 0;
+        while !rows.is_empty() {
+            let Some(error) = self.send_once(&rows, results).await? else {
+                return Ok(Bundle::Through);
             };
-            let Some(error) = error else { return Ok(()) };
-            if fault::classify(&error) == Fault::Space {
-                tracing::warn!(error = %error, "the hub is full; no more files are sent this time");
-                results.stopped_by = Some("hub_full".to_owned());
-                results.error = Some(error);
-                self.bodies_end = true;
-                return Ok(());
+            match fault::classify(&error) {
+                Fault::Fatal => return Err(Stop::Fatal(error)),
+                Fault::Space => {
+                    tracing::warn!(error = %error, "the hub is full; no more files are sent this time");
+                    results.stopped_by = Some("hub_full".to_owned());
+                    results.error = Some(error);
+                    self.bodies_end = true;
+                    return Ok(Bundle::Through);
+                }
+                Fault::Link => {}
             }
-            self.fault(error).await?;
+            breaks += 1;
+            self.pause(&error, breaks).await;
             let waiting = self.still_pending(&rows)?;
-            let there = self.still_there(waiting, results)?;
-            if there.is_empty() {
-                return Ok(());
+            let waiting = self.still_there(waiting, results)?;
+            if waiting.is_empty() {
+                return Ok(Bundle::Through);
             }
-            rows = self.offer(&there, results).await?.0;
+            let (missing, end) = self.offer(&waiting, results).await?;
+            if end == End::StartOver {
+                return Ok(Bundle::StartOver);
+            }
+            if missing.len() < rows.len() {
+                breaks = 0;
+            }
+            rows = missing;
+            if fault::is_busy(&error) {
+                if breaks >= fault::IN_A_ROW_MAX {
+                    return Err(Stop::HubNotReached(error));
+                }
+            } else if breaks >= BREAKS_MAX {
+                return self.give_way(rows, &error);
+            }
         }
-        Ok(())
+        Ok(Bundle::Through)
     }
 
-    fn hub_now(&self) -> barque_bundle::Timestamp {
-        self.edge.now().plus_ms(self.client.clock_offset_ms())
+    /// Halves a bundle that does not get through, or lets its one file go last.
+    fn give_way(&mut self, mut rows: Vec<FileRow>, error: &CallError) -> Result<Bundle, Stop> {
+        if rows.len() > 1 {
+            let second = rows.split_off(rows.len() / 2);
+            return Ok(Bundle::Halved(rows, second));
+        }
+        for row in rows {
+            // No limit: a link that is too weak for a file is no fault of the file's content.
+            let why = (error.code(), "the file did not get through; smaller ones go first");
+            let now = self.edge.now();
+            self.ledger.count_fault(self.hub.hub_id, &row.path, why, u32::MAX, now)?;
+            self.faulted.insert(row.path);
+        }
+        Ok(Bundle::Through)
     }
 
+    /// Sends a bundle once; why not all of it was taken, if it was not.
     async fn send_once(
         &mut self,
-        bundle_id: BundleId,
         rows: &[FileRow],
+        results: &mut Results,
+    ) -> Result<Option<CallError>, Error> {
+        let bundle_id = BundleId::new(self.hub_now(), self.edge.id_bytes());
+        let header = self.header(bundle_id, rows)?;
+        let parcels =
+            rows.iter().filter_map(|r| Some(Parcel { entry: r.entry()?, stat: r.stat })).collect();
+        let paths: Vec<&FilePath> = rows.iter().map(|r| &r.path).collect();
+        self.ledger.depart(self.hub.hub_id, bundle_id, &paths, self.edge.now())?;
+        tracing::debug!(
+            bundle = %bundle_id,
+            files = rows.len(),
+            size = %ByteSize(header.value.total_bytes),
+            "sending"
+        );
+        match self.transmit(&header, parcels).await {
+            Ok(sent) => self.take_receipt(bundle_id, &sent, results),
+            Err(e) => {
+                self.ledger.give_back(self.hub.hub_id, bundle_id, self.edge.now())?;
+                Ok(Some(e))
+            }
+        }
+    }
+
+    /// Sends and tells how it goes.
+    async fn transmit(
+        &self,
+        header: &Signed<Header>,
+        parcels: Vec<Parcel>,
     ) -> Result<Sent, CallError> {
-        let wrap = |e: Error| CallError::Client(e.to_string());
-        let hub = self.hub_row().map_err(wrap)?;
+        let (told, mut tell) = tokio::sync::mpsc::unbounded_channel();
+        let progress: Arc<dyn Progress> = Arc::new(Told(told));
+        let sending = self.client.send(header, Arc::clone(&self.source), parcels, progress);
+        tokio::pin!(sending);
+        loop {
+            tokio::select! {
+                sent = &mut sending => return sent,
+                Some(event) = tell.recv() => (self.events)(event),
+            }
+        }
+    }
+
+    fn header(&self, bundle_id: BundleId, rows: &[FileRow]) -> Result<Signed<Header>, Error> {
+        let hub = self.hub_row()?;
         let mut entries: Vec<Entry> = rows.iter().filter_map(FileRow::entry).collect();
-        let parcels = rows
-            .iter()
-            .filter_map(|r| {
-                let file = self.source.join(r.path.as_str());
-                Some(Parcel { entry: r.entry()?, file, stat: r.stat })
-            })
-            .collect();
         entries.sort_by(|a, b| a.path.cmp(&b.path));
         let draft = Draft {
             bundle_id,
@@ -102,29 +183,11 @@ impl Pass<'_> {
             series: hub.series,
             seq_head: hub.seq_head,
             as_of: hub.as_of,
-            voids: self.ledger.voids(self.hub.hub_id, hub.series).map_err(wrap)?,
+            voids: self.ledger.untold_voids(self.hub.hub_id, hub.series)?,
             replaces: hub.replaces,
             label: None,
         };
-        let header = Header::sign(draft, &entries, &self.identity.key);
-        let paths: Vec<&FilePath> = rows.iter().map(|r| &r.path).collect();
-        self.ledger.depart(self.hub.hub_id, bundle_id, &paths, self.edge.now()).map_err(wrap)?;
-        tracing::debug!(
-            bundle = %bundle_id,
-            files = rows.len(),
-            size = %ByteSize(header.value.total_bytes),
-            "sending"
-        );
-        let (told, mut tell) = tokio::sync::mpsc::unbounded_channel();
-        let progress: Arc<dyn Progress> = Arc::new(Told(told));
-        let sending = self.client.send(&header, parcels, progress);
-        tokio::pin!(sending);
-        loop {
-            tokio::select! {
-                sent = &mut sending => return sent,
-                Some(event) = tell.recv() => (self.events)(event),
-            }
-        }
+        Ok(Header::sign(draft, &entries, &self.identity.key))
     }
 
     /// Takes a receipt into the ledger; why the rest was not taken, if it was not.
@@ -135,48 +198,37 @@ impl Pass<'_> {
         results: &mut Results,
     ) -> Result<Option<CallError>, Error> {
         let (hub_id, now) = (self.hub.hub_id, self.edge.now());
-        self.went_through_partly(sent, results);
+        results.hub_reached = true;
         let applied = self.ledger.apply_receipt(hub_id, &sent.receipt, now)?;
         self.ledger.give_back(hub_id, bundle_id, now)?;
-        let mut faulty = Vec::new();
-        for line in &applied.lines {
-            match line.outcome {
-                Outcome::Mismatch | Outcome::Withdrawn => faulty.push(line),
-                _ => {
-                    let row = self.ledger.file(hub_id, &line.path)?;
-                    results.settled(line, row.map_or(0, |r| r.stat.size_bytes));
-                }
-            }
-        }
         results.receipts += u64::from(!sent.receipt.lines.is_empty());
-        for line in faulty {
-            self.after_fault(line, results)?;
+        for line in &applied.lines {
+            if matches!(line.outcome, Outcome::Mismatch | Outcome::Withdrawn) {
+                self.after_damage(line, results)?;
+                continue;
+            }
+            let row = self.ledger.file(hub_id, &line.path)?;
+            results.settled(line, row.map_or(0, |r| r.stat.size_bytes));
         }
         Ok(sent.stopped.as_ref().map(refusal))
     }
 
-    /// A call that settled files counts as one that went through, also when it ended early.
-    fn went_through_partly(&mut self, sent: &Sent, results: &mut Results) {
-        results.hub_reached = true;
-        if sent.stopped.is_none() || !sent.receipt.lines.is_empty() {
-            self.faults = 0;
-        }
-    }
-
-    /// The bytes were not the declared ones: looks whether the file or the link was at fault.
-    fn after_fault(&mut self, line: &OutcomeLine, results: &mut Results) -> Result<(), Error> {
+    /// The bytes were not the declared ones: looks whether the file or the way was at fault.
+    fn after_damage(&mut self, line: &OutcomeLine, results: &mut Results) -> Result<(), Error> {
         let hub_id = self.hub.hub_id;
         let Some(row) = self.ledger.file(hub_id, &line.path)? else {
             return Ok(());
         };
-        let fresh = self.look_at(&row, results)?;
+        let fresh = self.look_again(&row, results)?;
+        self.faulted.insert(row.path.clone());
         let is_same = fresh.is_some_and(|f| f.sha256 == row.sha256);
         if is_same && line.outcome == Outcome::Mismatch {
             let why = (
                 "mismatch",
                 "the hub received other bytes than the file holds: the way to it damages data",
             );
-            if self.ledger.count_fault(hub_id, &row.path, why, ATTEMPTS_MAX, self.edge.now())? {
+            let now = self.edge.now();
+            if self.ledger.count_fault(hub_id, &row.path, why, MISMATCHES_MAX, now)? {
                 results.failed();
             }
         }

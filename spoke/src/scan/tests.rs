@@ -1,5 +1,6 @@
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use barque_bundle::{SeriesId, Timestamp};
@@ -39,7 +40,7 @@ impl Bench {
         let clock = move || Timestamp::from_system(std::time::SystemTime::now() + ahead);
         let edge = Edge { clock: Arc::new(clock), random: Arc::new(|| [0; 32]) };
         Scanner {
-            source: &self.dir.path().join("src"),
+            source: &Root::open(&self.dir.path().join("src")).unwrap(),
             state_folder: &self.dir.path().join("state"),
             spoke_id: &"s".parse().unwrap(),
             hub_id: self.hub_id,
@@ -156,21 +157,28 @@ fn the_spokes_own_folder_below_the_source_is_left_out() {
 
 #[test]
 fn a_source_that_is_not_there_is_an_error_and_not_an_empty_tree() {
-    let mut b = Bench::new();
+    let b = Bench::new();
     fs::remove_dir(b.dir.path().join("src")).unwrap();
-    let edge =
-        Edge { clock: Arc::new(|| Timestamp::from_unix_ms(1)), random: Arc::new(|| [0; 32]) };
-    let scanned = Scanner {
-        source: &b.dir.path().join("src"),
-        state_folder: b.dir.path(),
-        spoke_id: &"s".parse().unwrap(),
-        hub_id: b.hub_id,
-        ledger: &mut b.ledger,
-        edge: &edge,
-        settle: Duration::ZERO,
-        dry: false,
-        events: &|_| (),
-    }
-    .scan();
-    assert!(scanned.is_err());
+    assert!(Root::open(&b.dir.path().join("src")).is_err());
+}
+
+#[test]
+fn a_pending_file_that_was_away_is_taken_up_again_as_it_was() {
+    let mut b = Bench::new();
+    b.put("d/m/a.parquet", TINY);
+    assert_eq!(b.settled().state(State::Pending), 1);
+    let path: FilePath = "d/m/a.parquet".parse().unwrap();
+    b.ledger.record(b.hub_id, &[Change::vanished(path)], Timestamp::from_unix_ms(2)).unwrap();
+    assert_eq!(b.settled().state(State::Pending), 1);
+}
+
+#[test]
+fn a_folder_whose_name_is_not_utf8_is_named_and_the_scan_is_not_complete() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let mut b = Bench::new();
+    let odd = b.dir.path().join("src").join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+    fs::create_dir(&odd).unwrap();
+    fs::write(odd.join("a.parquet"), TINY).unwrap();
+    let r = b.settled();
+    assert!(!r.is_complete() && r.unreadable.len() == 1, "{r:?}");
 }

@@ -18,7 +18,10 @@ pub(super) enum Visit<'a> {
         stat: StatRow,
     },
     /// A candidate by name that is held back by rule.
-    Skipped(&'static str),
+    Skipped {
+        path: &'a str,
+        code: &'static str,
+    },
     /// No candidate.
     Ignored(Ignored),
     Unreadable {
@@ -95,10 +98,7 @@ impl Walk<'_, '_> {
         }
         let looks_parquet = lossy.ends_with(barque_bundle::path::SUFFIX);
         let Some(name) = os_name.to_str() else {
-            return (self.visitor)(match looks_parquet {
-                true => Visit::Skipped("path_not_utf8"),
-                false => Visit::Ignored(Ignored::Foreign),
-            });
+            return self.not_utf8(item, &lossy, path);
         };
         let parent_len = path.len();
         if !path.is_empty() {
@@ -111,11 +111,11 @@ impl Walk<'_, '_> {
             Ok(kind) if kind.is_file() && looks_parquet => self.file(item, path),
             Ok(kind) if kind.is_file() => (self.visitor)(Visit::Ignored(Ignored::Foreign)),
             Ok(kind) if kind.is_symlink() => (self.visitor)(match looks_parquet {
-                true => Visit::Skipped("link"),
+                true => Visit::Skipped { path, code: "link" },
                 false => Visit::Ignored(Ignored::Link),
             }),
             Ok(_) => (self.visitor)(match looks_parquet {
-                true => Visit::Skipped("not_a_file"),
+                true => Visit::Skipped { path, code: "not_a_file" },
                 false => Visit::Ignored(Ignored::Special),
             }),
         };
@@ -123,11 +123,25 @@ impl Walk<'_, '_> {
         visited
     }
 
+    /// A file is held back by name; a folder hides everything below it, so it is named as unread.
+    fn not_utf8(&mut self, item: &fs::DirEntry, lossy: &str, above: &str) -> Result<(), Error> {
+        let shown = format!("{above}/{lossy}");
+        let path = shown.trim_start_matches('/');
+        if item.file_type().is_ok_and(|t| t.is_dir()) {
+            let error = io::Error::other("the folder's name is not UTF-8; rename it");
+            return (self.visitor)(Visit::Unreadable { path, error });
+        }
+        (self.visitor)(match lossy.ends_with(barque_bundle::path::SUFFIX) {
+            true => Visit::Skipped { path, code: "path_not_utf8" },
+            false => Visit::Ignored(Ignored::Foreign),
+        })
+    }
+
     fn file(&mut self, item: &fs::DirEntry, path: &str) -> Result<(), Error> {
         match item.metadata() {
             Ok(m) => (self.visitor)(Visit::File { path, stat: StatRow::of(&m) }),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                (self.visitor)(Visit::Skipped("vanished"))
+                (self.visitor)(Visit::Skipped { path, code: "vanished" })
             }
             Err(error) => (self.visitor)(Visit::Unreadable { path, error }),
         }

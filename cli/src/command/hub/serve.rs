@@ -16,7 +16,7 @@ pub async fn run(context: &Context, args: HubServeArgs) -> anyhow::Result<u8> {
     if let Some(listen) = args.listen.or_else(|| file.listen.clone()) {
         config.listen = listen;
     }
-    config.plain = args.plain || file.plain.unwrap_or(false);
+    config.plain = args.plain.or(file.plain).unwrap_or(false);
     config.landing_dir = file.landing.dir.clone();
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;

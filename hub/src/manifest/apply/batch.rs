@@ -94,15 +94,15 @@ pub(super) fn add_ranges(
     ranges: &Ranges,
 ) -> rusqlite::Result<()> {
     for (lo, hi) in ranges.as_slice() {
-        // Ranges are disjoint and never touch, so what this one meets lies between these ends.
-        let first: Option<i64> = c
+        // Ranges are disjoint and never touch, so only the nearest one below can meet this one.
+        let nearest: Option<(i64, i64)> = c
             .prepare_cached(
-                "SELECT lo FROM answered
-                 WHERE spoke_id = ?1 AND series = ?2 AND lo <= ?3 AND hi >= ?3 - 1
+                "SELECT lo, hi FROM answered WHERE spoke_id = ?1 AND series = ?2 AND lo <= ?3
                  ORDER BY lo DESC LIMIT 1",
             )?
-            .query_row(params![spoke, series, signed(*lo)], |r| r.get(0))
+            .query_row(params![spoke, series, signed(*lo)], |r| Ok((r.get(0)?, r.get(1)?)))
             .optional()?;
+        let first = nearest.filter(|(_, end)| *end >= signed(*lo) - 1).map(|(lo, _)| lo);
         let lo = first.unwrap_or(signed(*lo));
         let end: Option<i64> = c
             .prepare_cached(
