@@ -1,7 +1,7 @@
 //! `barque push`.
 
-use barque_bundle::ByteSize;
 use barque_bundle::path::printable;
+use barque_bundle::{ByteSize, ErrorKind};
 use barque_spoke::PushReport;
 use barque_spoke::push::{self, Event, Mode};
 use indicatif::ProgressBar;
@@ -30,13 +30,19 @@ pub async fn run(context: &Context, args: &PushArgs) -> anyhow::Result<u8> {
 }
 
 fn code(report: &PushReport, mode: Mode) -> u8 {
+    let is_fatal = |kind: ErrorKind| kind.exit_code() != exit::TRY_LATER;
     match &report.error {
-        Some(_) if report.stopped_by.as_deref() == Some("hub_not_reached") => exit::TRY_LATER,
-        Some(e) => e.kind().exit_code(),
-        None if report.needs_a_person() => exit::NEEDS_A_PERSON,
-        None if report.stopped_by.is_some() => exit::TRY_LATER,
-        None if mode == Mode::Real && !report.hub_reached => exit::TRY_LATER,
-        None => exit::OK,
+        Some(e)
+            if report.stopped_by.as_deref() != Some("hub_not_reached") && is_fatal(e.kind()) =>
+        {
+            e.kind().exit_code()
+        }
+        // What only a person can mend comes before what time may mend.
+        _ if report.needs_a_person() && report.hub_reached => exit::NEEDS_A_PERSON,
+        _ if report.stopped_by.is_some() => exit::TRY_LATER,
+        _ if mode == Mode::Real && !report.hub_reached => exit::TRY_LATER,
+        _ if report.needs_a_person() => exit::NEEDS_A_PERSON,
+        _ => exit::OK,
     }
 }
 

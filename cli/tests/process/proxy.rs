@@ -1,4 +1,4 @@
-//! A middlebox that cuts: forwards bytes until a limit, then closes both sides.
+//! A middlebox that cuts, or damages: forwards bytes until a limit, then closes both sides.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -11,9 +11,33 @@ pub struct CuttingProxy {
     left: Arc<AtomicU64>,
 }
 
+/// What a connection may carry to the hub.
+#[derive(Clone, Copy)]
+enum Budget {
+    Shared,
+    Each(u64),
+}
+
+/// Bytes that a damaging proxy changes on their way.
+pub const DAMAGED: &[u8; 16] = b"DAMAGE-ME-PLEASE";
+
 impl CuttingProxy {
     /// Listens on a free port in front of the hub.
     pub fn start(hub: &str, bytes: u64) -> Self {
+        Self::listen(hub, bytes, Budget::Shared)
+    }
+
+    /// Cuts every connection after so many bytes, as a box does that takes no larger body.
+    pub fn start_each(hub: &str, bytes: u64) -> Self {
+        Self::listen(hub, bytes, Budget::Each(bytes))
+    }
+
+    /// Passes everything and changes one byte wherever [`DAMAGED`] goes by in one piece.
+    pub fn start_damaging(hub: &str) -> Self {
+        Self::listen(hub, u64::MAX, Budget::Each(u64::MAX))
+    }
+
+    fn listen(hub: &str, bytes: u64, of: Budget) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let left = Arc::new(AtomicU64::new(bytes));
@@ -21,7 +45,11 @@ impl CuttingProxy {
         // Ends with the test's process.
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let (hub, budget) = (hub.clone(), Arc::clone(&budget));
+                let budget = match of {
+                    Budget::Shared => Arc::clone(&budget),
+                    Budget::Each(bytes) => Arc::new(AtomicU64::new(bytes)),
+                };
+                let hub = hub.clone();
                 std::thread::spawn(move || forward(client, &hub, &budget));
             }
         });
@@ -55,7 +83,11 @@ fn forward(client: TcpStream, hub: &str, budget: &AtomicU64) {
         let before = budget
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| Some(left.saturating_sub(n)));
         let allowed = before.unwrap().min(n);
-        let written = to.write_all(&buffer[..usize::try_from(allowed).unwrap()]);
+        let end = usize::try_from(allowed).unwrap();
+        if let Some(at) = buffer[..end].windows(DAMAGED.len()).position(|w| w == DAMAGED) {
+            buffer[at] ^= 1;
+        }
+        let written = to.write_all(&buffer[..end]);
         if allowed < n || written.is_err() {
             // What went through before the cut arrives: the hub sees an end, not a reset.
             let _ = to.shutdown(Shutdown::Write);

@@ -104,14 +104,19 @@ impl Pass<'_> {
                     return Err(Stop::HubNotReached(error));
                 }
             } else if breaks >= BREAKS_MAX {
-                return self.give_way(rows, &error);
+                return self.give_way(rows, error, results);
             }
         }
         Ok(Bundle::Through)
     }
 
     /// Halves a bundle that does not get through, or lets its one file go last.
-    fn give_way(&mut self, mut rows: Vec<FileRow>, error: &CallError) -> Result<Bundle, Stop> {
+    fn give_way(
+        &mut self,
+        mut rows: Vec<FileRow>,
+        error: CallError,
+        results: &mut Results,
+    ) -> Result<Bundle, Stop> {
         if rows.len() > 1 {
             let second = rows.split_off(rows.len() / 2);
             return Ok(Bundle::Halved(rows, second));
@@ -123,6 +128,8 @@ impl Pass<'_> {
             self.ledger.count_fault(self.hub.hub_id, &row.path, why, u32::MAX, now)?;
             self.faulted.insert(row.path);
         }
+        results.stopped_by = Some("did_not_get_through".to_owned());
+        results.error = Some(error);
         Ok(Bundle::Through)
     }
 
@@ -223,6 +230,7 @@ impl Pass<'_> {
         self.faulted.insert(row.path.clone());
         let is_same = fresh.is_some_and(|f| f.sha256 == row.sha256);
         if is_same && line.outcome == Outcome::Mismatch {
+            results.stopped_by = Some("damaged_on_the_way".to_owned());
             let why = (
                 "mismatch",
                 "the hub received other bytes than the file holds: the way to it damages data",
