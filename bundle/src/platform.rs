@@ -56,6 +56,12 @@ pub struct Root {
     folder: File,
 }
 
+/// Opens a name for its metadata alone.
+#[cfg(target_os = "linux")]
+const LOOK: OFlags = OFlags::PATH;
+#[cfg(not(target_os = "linux"))]
+const LOOK: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK);
+
 impl Root {
     pub fn open(path: &Path) -> io::Result<Self> {
         Ok(Self { path: path.to_owned(), folder: File::open(path)? })
@@ -76,7 +82,7 @@ impl Root {
 
     /// The metadata of what stands there, without opening it.
     pub fn metadata(&self, relative: &str) -> io::Result<fs::Metadata> {
-        self.at(relative, OFlags::PATH)?.metadata()
+        self.at(relative, LOOK)?.metadata()
     }
 
     #[cfg(target_os = "linux")]

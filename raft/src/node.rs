@@ -117,6 +117,9 @@ impl Node {
         &self,
         members: BTreeMap<u64, String>,
     ) -> Result<(), ProposeError> {
+        if self.raft.is_initialized().await.map_err(|e| ProposeError::Stopped(e.to_string()))? {
+            return Ok(());
+        }
         let members: BTreeMap<u64, BasicNode> =
             members.into_iter().map(|(id, a)| (id, BasicNode::new(a))).collect();
         match self.raft.initialize(members).await {
