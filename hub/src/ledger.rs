@@ -6,10 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use barque_bundle::{Sha256Digest, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
+use crate::database::Kind;
 use crate::error::Error;
 use crate::manifest::query::{digest, signed, unsigned};
 
-const SCHEMA_VERSION: i64 = 1;
+const KIND: Kind = Kind {
+    name: "node.db cannot be used",
+    version: 1,
+    schema: include_str!("ledger/schema.sql"),
+    synchronous: "FULL",
+    journal_bytes: 16 << 20,
+};
 
 /// A whole, synced file in staging.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,23 +49,7 @@ fn wrap() -> impl FnOnce(rusqlite::Error) -> Error {
 impl Ledger {
     /// Opens or makes the database; a newer one is refused by name.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        barque_bundle::platform::create_private(path).map_err(Error::io("cannot make", path))?;
-        let mut connection = Connection::open(path).map_err(wrap())?;
-        connection.pragma_update(None, "journal_mode", "WAL").map_err(wrap())?;
-        connection.pragma_update(None, "synchronous", "FULL").map_err(wrap())?;
-        connection.pragma_update(None, "journal_size_limit", 16 << 20).map_err(wrap())?;
-        connection.busy_timeout(std::time::Duration::from_secs(10)).map_err(wrap())?;
-        let found: i64 =
-            connection.query_row("PRAGMA user_version", [], |r| r.get(0)).map_err(wrap())?;
-        if found > SCHEMA_VERSION {
-            return Err(Error::Newer { path: path.to_owned(), found, known: SCHEMA_VERSION });
-        }
-        if found == 0 {
-            let tx = connection.transaction().map_err(wrap())?;
-            tx.execute_batch(include_str!("ledger/schema.sql")).map_err(wrap())?;
-            tx.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(wrap())?;
-            tx.commit().map_err(wrap())?;
-        }
+        let connection = KIND.open(path)?;
         Ok(Self(Arc::new(Mutex::new(connection))))
     }
 

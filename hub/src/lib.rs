@@ -7,6 +7,7 @@
 pub mod client;
 pub mod command;
 pub mod config;
+pub mod database;
 pub mod error;
 pub mod http;
 pub mod hub;

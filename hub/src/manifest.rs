@@ -14,9 +14,17 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 use tokio::sync::watch;
 
 use crate::command::{self, Envelope};
+use crate::database::Kind;
 use crate::error::Error;
 
-const SCHEMA_VERSION: i64 = 1;
+const KIND: Kind = Kind {
+    name: "manifest.db cannot be used",
+    version: 1,
+    schema: include_str!("manifest/schema.sql"),
+    // The log is purged only up to a checkpoint, so a lost tail is applied again.
+    synchronous: "NORMAL",
+    journal_bytes: 64 << 20,
+};
 
 /// The writing side, owned by Raft.
 pub struct Manifest {
@@ -29,7 +37,7 @@ pub struct Manifest {
 impl Manifest {
     /// Opens or makes the database; a newer one is refused by name.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let connection = connect(path)?;
+        let connection = KIND.open(path)?;
         let position = query::counter(&connection, "position")?;
         let readers = Readers::new(path.to_owned());
         Ok(Self {
@@ -48,30 +56,6 @@ impl Manifest {
     pub fn readers(&self) -> Readers {
         self.readers.clone()
     }
-}
-
-fn connect(path: &Path) -> Result<Connection, Error> {
-    let wrap = || Error::sql("manifest.db cannot be opened");
-    barque_bundle::platform::create_private(path).map_err(Error::io("cannot make", path))?;
-    let mut connection = Connection::open(path).map_err(wrap())?;
-    connection.pragma_update(None, "journal_mode", "WAL").map_err(wrap())?;
-    // The log is purged only up to a checkpoint, so a lost tail is applied again.
-    connection.pragma_update(None, "synchronous", "NORMAL").map_err(wrap())?;
-    connection.pragma_update(None, "journal_size_limit", 64 << 20).map_err(wrap())?;
-    connection.busy_timeout(std::time::Duration::from_secs(10)).map_err(wrap())?;
-    connection.set_prepared_statement_cache_capacity(64);
-    let found: i64 =
-        connection.query_row("PRAGMA user_version", [], |r| r.get(0)).map_err(wrap())?;
-    if found > SCHEMA_VERSION {
-        return Err(Error::Newer { path: path.to_owned(), found, known: SCHEMA_VERSION });
-    }
-    if found == 0 {
-        let tx = connection.transaction().map_err(wrap())?;
-        tx.execute_batch(include_str!("manifest/schema.sql")).map_err(wrap())?;
-        tx.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(wrap())?;
-        tx.commit().map_err(wrap())?;
-    }
-    Ok(connection)
 }
 
 impl StateMachine for Manifest {
@@ -122,7 +106,7 @@ impl StateMachine for Manifest {
     }
 
     fn view(&self) -> Result<Box<dyn SnapshotView>, Error> {
-        let connection = open_reader(&self.path)?;
+        let connection = KIND.open_reader(&self.path)?;
         // A deferred transaction freezes at its first read.
         connection
             .execute_batch("BEGIN; SELECT count(*) FROM meta;")
@@ -159,15 +143,6 @@ impl SnapshotView for View {
     }
 }
 
-fn open_reader(path: &Path) -> Result<Connection, Error> {
-    let wrap = || Error::sql("manifest.db cannot be opened for reading");
-    let connection = Connection::open(path).map_err(wrap())?;
-    connection.pragma_update(None, "query_only", true).map_err(wrap())?;
-    connection.busy_timeout(std::time::Duration::from_secs(10)).map_err(wrap())?;
-    connection.set_prepared_statement_cache_capacity(32);
-    Ok(connection)
-}
-
 /// Connections that read the manifest beside its writer; each read sees one committed state.
 #[derive(Clone)]
 pub struct Readers {
@@ -186,7 +161,7 @@ impl Readers {
     /// Runs a read on this thread, which it may block for the time of the query.
     pub fn read<T>(&self, f: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let connection = idle.map_or_else(|| open_reader(&self.path), Ok)?;
+        let connection = idle.map_or_else(|| KIND.open_reader(&self.path), Ok)?;
         let answer = f(&connection);
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_MAX {

@@ -3,10 +3,12 @@
 //! A 200 without a valid receipt is not a yes, redirects are not followed, and every wait has a
 //! deadline that counts progress, not only silence.
 
-use std::io::{self, Write};
+mod body;
+
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use barque_bundle::header::Signed;
 use barque_bundle::jwt::{self, Claims};
@@ -17,15 +19,16 @@ use barque_bundle::wire::{
     Stopped,
 };
 use barque_bundle::{
-    Entry, ErrorKind, Header, HubId, PublicKey, Receipt, SecretKey, Sha256Digest, SpokeId, stream,
+    ErrorKind, Header, HubId, PublicKey, Receipt, SecretKey, Sha256Digest, SpokeId, stream,
 };
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER, SERVER};
 
 use crate::edge::Edge;
-use crate::ledger::StatRow;
 use crate::pin::{PinnedTls, Roots, Times};
+use body::{ChannelWriter, Moved, write_stream};
+pub use body::{Parcel, Progress};
 
 const CONNECT_WAIT: Duration = Duration::from_secs(10);
 /// Longest time in which nothing moves in either direction.
@@ -34,8 +37,6 @@ const STALL_WAIT: Duration = Duration::from_secs(60);
 const WRITER_WAIT: Duration = Duration::from_secs(5);
 /// Most bytes of an answer.
 const ANSWER_MAX_BYTES: usize = 64 * 1024 * 1024;
-/// Bytes that go to the network at once.
-const PIECE_BYTES: usize = 256 * 1024;
 
 /// Why a call has no answer that counts.
 #[derive(Debug, thiserror::Error)]
@@ -123,19 +124,6 @@ struct PinnedHandles {
 pub struct Sent {
     pub receipt: Receipt,
     pub stopped: Option<Stopped>,
-}
-
-/// One file to send: its entry, and the stat it must still have.
-#[derive(Clone)]
-pub struct Parcel {
-    pub entry: Entry,
-    pub stat: StatRow,
-}
-
-/// What moves while a bundle is sent.
-pub trait Progress: Send + Sync {
-    fn sent(&self, bytes: u64);
-    fn settled(&self);
 }
 
 fn http_client(tls: &PinnedTls) -> Result<reqwest::Client, CallError> {
@@ -361,12 +349,12 @@ impl HubClient {
             why: format!("nothing moved for {} s", STALL_WAIT.as_secs()),
         };
         let response = moved
-            .unless_stalled(request.send())
+            .unless_stalled(STALL_WAIT, request.send())
             .await
             .ok_or_else(stalled)?
             .map_err(|e| self.failed(url, &e))?;
         if response.status().as_u16() != 200 {
-            let judged = moved.unless_stalled(self.judge(url, response)).await;
+            let judged = moved.unless_stalled(STALL_WAIT, self.judge(url, response)).await;
             return Err(judged
                 .ok_or_else(stalled)?
                 .err()
@@ -375,7 +363,7 @@ impl HubClient {
         let mut lines = Lines::default();
         let mut stream = response.bytes_stream();
         loop {
-            let next = moved.unless_stalled(stream.next()).await.ok_or_else(stalled)?;
+            let next = moved.unless_stalled(STALL_WAIT, stream.next()).await.ok_or_else(stalled)?;
             let Some(piece) = next else { break };
             let piece = piece.map_err(|e| self.failed(url, &e))?;
             moved.mark();
@@ -509,97 +497,4 @@ impl Lines {
         }
         lines
     }
-}
-
-/// When something last moved in either direction.
-struct Moved {
-    start: Instant,
-    last_ms: AtomicU64,
-}
-
-impl Moved {
-    fn new() -> Self {
-        Self { start: Instant::now(), last_ms: AtomicU64::new(0) }
-    }
-
-    fn mark(&self) {
-        let ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_ms.store(ms, Ordering::Relaxed);
-    }
-
-    fn since(&self) -> Duration {
-        let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
-        self.start.elapsed().saturating_sub(last)
-    }
-
-    /// The future's value, or none once nothing has moved for [`STALL_WAIT`].
-    async fn unless_stalled<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        tokio::pin!(future);
-        loop {
-            let left = STALL_WAIT.saturating_sub(self.since());
-            if left.is_zero() {
-                return None;
-            }
-            if let Ok(value) = tokio::time::timeout(left, &mut future).await {
-                return Some(value);
-            }
-        }
-    }
-}
-
-/// Hands what is written to the network in pieces.
-struct ChannelWriter {
-    out: tokio::sync::mpsc::Sender<Result<Bytes, io::Error>>,
-    moved: Arc<Moved>,
-    progress: Arc<dyn Progress>,
-}
-
-impl Write for ChannelWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let piece = Bytes::copy_from_slice(bytes);
-        self.out
-            .blocking_send(Ok(piece))
-            .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-        self.moved.mark();
-        self.progress.sent(bytes.len() as u64);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Writes the whole stream; a file that changed or vanished since it was hashed is withdrawn.
-fn write_stream(
-    sink: ChannelWriter,
-    header: &Signed<Header>,
-    source: &Root,
-    parcels: &[Parcel],
-) -> io::Result<()> {
-    let out = sink.out.clone();
-    let write = || {
-        let buffered = io::BufWriter::with_capacity(PIECE_BYTES, sink);
-        let mut entries: Vec<Entry> = parcels.iter().map(|p| p.entry.clone()).collect();
-        entries.sort_by(|a, b| a.path.cmp(&b.path));
-        let mut stream = stream::Writer::start(buffered, header, &entries)?;
-        for parcel in parcels {
-            match open_unchanged(source, parcel) {
-                Some(file) => stream.file(&parcel.entry, file).map(drop)?,
-                None => stream.withdrawn(&parcel.entry)?,
-            }
-        }
-        stream.finish()?.flush()
-    };
-    let written = write();
-    if let Err(e) = &written {
-        // The body must not look whole.
-        let _ = out.blocking_send(Err(io::Error::new(e.kind(), e.to_string())));
-    }
-    written
-}
-
-fn open_unchanged(source: &Root, parcel: &Parcel) -> Option<std::fs::File> {
-    let file = source.open_regular(parcel.entry.path.as_str()).ok()?;
-    (StatRow::of(&file.metadata().ok()?) == parcel.stat).then_some(file)
 }
