@@ -168,10 +168,12 @@ impl Promoter {
 
     /// Takes the file found in place for the promoted one, if its content is the registered one.
     fn adopt(&self, row: &HeldRow, otherwise: &str) -> Result<(), Left> {
-        if !self.landing.holds(&row.landed, &row.sha256, row.size_bytes)? {
+        // A fault in reading one found file says nothing of the others.
+        let own = |e: io::Error| Left::File(e.to_string());
+        if !self.landing.holds(&row.landed, &row.sha256, row.size_bytes).map_err(own)? {
             return Err(Left::File(otherwise.to_owned()));
         }
-        Ok(self.landing.adopt(&row.landed)?)
+        self.landing.adopt(&row.landed).map_err(own)
     }
 }
 
@@ -193,6 +195,7 @@ impl From<io::Error> for Left {
                 | Kind::PermissionDenied
                 | Kind::InvalidInput
                 | Kind::InvalidFilename
+                | Kind::CrossesDevices
         );
         if is_of_the_file || barque_bundle::platform::is_link(&e) {
             return Self::File(e.to_string());

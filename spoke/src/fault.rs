@@ -35,6 +35,15 @@ pub fn classify_status(status: u16) -> Fault {
     }
 }
 
+/// The kind of a bundle that failed. The hub refusing a stream as malformed may be one file's
+/// bytes damaged on the way: it is tried again in parts.
+pub fn classify_bundle(error: &CallError) -> Fault {
+    match error {
+        CallError::Refused(p) if matches!(p.status, 400 | 413 | 422) => Fault::Link,
+        other => classify(other),
+    }
+}
+
 /// Whether the hub or the way to it is busy or down, which no bundle can be at fault for.
 pub fn is_busy(error: &CallError) -> bool {
     match error {

@@ -102,7 +102,7 @@ pub async fn push(
     let source = Arc::new(source);
     let settle = config.settle_time().map_err(Error::Usage)?;
     let mut restarts = 0;
-    let mut receipts = 0;
+    let (mut receipts, mut hub_reached) = (0, false);
     loop {
         let scan_started = Instant::now();
         let scan = Scanner {
@@ -118,6 +118,7 @@ pub async fn push(
         }
         .scan()?;
         let mut results = Results::new(scan, receipts);
+        results.hub_reached = hub_reached;
         if mode == Mode::Real {
             let client = client(&identity, &hub, &ledger, edge)?;
             let mut pass = Pass {
@@ -131,13 +132,14 @@ pub async fn push(
                 events,
                 scan_started,
                 faults: 0,
+                breaks_in_a_row: 0,
                 faulted: HashSet::new(),
                 bodies_end: false,
             };
             let outcome = pass.run(&mut results).await;
             if matches!(outcome, Ok(End::StartOver)) && restarts < RESTARTS_MAX {
                 restarts += 1;
-                receipts = results.receipts;
+                (receipts, hub_reached) = (results.receipts, results.hub_reached);
                 continue;
             }
             results.take_outcome(outcome)?;
@@ -197,6 +199,8 @@ struct Pass<'a> {
     scan_started: Instant,
     /// Link faults since the last call that went through.
     faults: u32,
+    /// Bundles that broke off since anything was settled.
+    breaks_in_a_row: u32,
     /// Files that were at fault in this pass; their next turn is in the next one.
     faulted: HashSet<FilePath>,
     /// The hub has no space for bodies; offering goes on.
@@ -406,7 +410,9 @@ impl Pass<'_> {
         let (hub_id, now, head) = (self.hub.hub_id, self.edge.now(), &receipt.head);
         self.ledger.set_clock(hub_id, self.client.clock_offset_ms(), head.received_at)?;
         // Position and epoch as signed, not as merely stated beside the receipt.
-        let is_another = self.ledger.meet_hub(hub_id, head.hub_epoch, head.position, now)?;
+        let fresh = SeriesId::new(now, self.edge.id_bytes());
+        let is_another =
+            self.ledger.meet_hub(hub_id, (head.hub_epoch, head.position), fresh, now)?;
         if is_another {
             tracing::warn!(epoch = %head.hub_epoch, "the hub was restored or recovered; every file is offered again");
         }

@@ -146,6 +146,7 @@ impl Run<'_> {
             Visit::Skipped { path, code } => {
                 self.report.discovered += 1;
                 self.report.skip(path, code);
+                self.let_go(path)?;
             }
             Visit::Unreadable { path, error } => self.report.cannot_read(path, &error),
             Visit::File { path, stat } => {
@@ -157,6 +158,18 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A name that is no file any more: a row that waited for it is let go.
+    fn let_go(&mut self, path: &str) -> Result<(), Error> {
+        let Ok(path) = path.parse::<FilePath>() else {
+            return Ok(());
+        };
+        let row = self.scanner.ledger.file(self.scanner.hub_id, &path)?;
+        match row.map(|r| r.state) {
+            Some(State::Pending) => self.note(Change::vanished(path)),
+            _ => Ok(()),
+        }
     }
 
     fn tell(&self) {
@@ -212,11 +225,8 @@ impl Run<'_> {
         let change = match looked {
             Looked::Gone => {
                 self.report.skip(path.as_str(), "vanished");
-                // A row that waited is let go, and taken up again when the file is back.
-                return match known.map(|k| k.state) {
-                    Some(State::Pending) => self.note(Change::vanished(path)),
-                    _ => Ok(()),
-                };
+                // Taken up again when the file is back.
+                return self.let_go(path.as_str());
             }
             Looked::Moving => {
                 self.report.not_settled += 1;

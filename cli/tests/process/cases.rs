@@ -75,7 +75,7 @@ fn sp_01_a_file_renamed_back_and_forth_lands_whole_under_one_name_or_both() {
         }
         moving.store(false, std::sync::atomic::Ordering::SeqCst);
     });
-    spoke.push();
+    spoke.push_while_files_move();
     let landed = tree(&site.landing());
     assert!((1..=2).contains(&landed.len()), "{landed:?}");
     let digest = barque_bundle::Sha256Digest::of(&tiny(1));

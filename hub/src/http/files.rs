@@ -119,7 +119,12 @@ fn open(parts: &Parts, landed: &str) -> Result<OpenFile, Error> {
         false => parts.ledger.staged_copy(landed, &row.sha256)?.map(|n| parts.staging.path(n)),
     };
     let copy = copy.unwrap_or_else(|| parts.landing.path(landed));
-    let file = platform::open_regular(&copy).and_then(|file| {
+    // Between the rename and its mark the staged copy is gone and the landed one is it.
+    let opened = platform::open_regular(&copy).or_else(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => platform::open_regular(&parts.landing.path(landed)),
+        _ => Err(e),
+    });
+    let file = opened.and_then(|file| {
         let len = file.metadata()?.len();
         if len == row.size_bytes {
             return Ok(file);

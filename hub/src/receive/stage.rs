@@ -2,7 +2,7 @@
 
 use std::io::{Read, Seek as _};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use barque_bundle::stream::{Member, Preamble, Reader, StreamError};
 use barque_bundle::{Entry, ErrorKind, LandedName, Outcome, OutcomeLine, door, platform};
@@ -36,7 +36,7 @@ impl Stager {
         let preamble = reader.preamble().map_err(refuse_stream)?;
         self.verify(&preamble)?;
         reader.expect_entries(&preamble).map_err(refuse_stream)?;
-        let _reserved = self.reserve(preamble.header.total_bytes)?;
+        let reserved = self.reserve(preamble.header.total_bytes)?;
         let verified = BundleRef {
             bundle_id: preamble.header.bundle_id,
             spoke_id: preamble.header.spoke_id.clone(),
@@ -55,7 +55,7 @@ impl Stager {
                     let line = OutcomeLine::new(entry.path, entry.sha256, Outcome::Withdrawn, 0);
                     Item::Decided { line, seq: None }
                 }
-                Member::File(entry) => self.file(&mut reader, entry, &mut buffer)?,
+                Member::File(entry) => self.file(&mut reader, entry, &reserved, &mut buffer)?,
             };
             // The settling side ended: it says why.
             if items.blocking_send(item).is_err() {
@@ -97,7 +97,8 @@ impl Stager {
         let total = platform::total_bytes(folder).map_err(wrap())?;
         // A small file system keeps a twentieth.
         let kept = self.parts.config.reserve_bytes.min(total / 20);
-        let reserved = Reserved { parts: Arc::clone(&self.parts), bytes: needed };
+        let left = AtomicU64::new(needed);
+        let reserved = Reserved { parts: Arc::clone(&self.parts), left };
         let announced = self.parts.announced_bytes.fetch_add(needed, Ordering::SeqCst);
         if free >= needed.saturating_add(announced).saturating_add(kept) {
             return Ok(reserved);
@@ -119,6 +120,7 @@ impl Stager {
         &self,
         reader: &mut Reader<impl Read>,
         entry: Entry,
+        reserved: &Reserved,
         buffer: &mut [u8],
     ) -> Result<Item, Error> {
         let landed = match LandedName::new(&self.caller.spoke_id, &entry.path) {
@@ -127,6 +129,7 @@ impl Stager {
         };
         let row = self.parts.readers.read(|c| query::lookup(c, landed.as_str()))?;
         if row.is_some_and(|r| r.state != query::FileState::Lost) {
+            reserved.release(entry.size_bytes);
             return Ok(Item::Known { entry });
         }
         let target = self
@@ -161,13 +164,14 @@ impl Stager {
                 }
             }
         }
-        self.stage(reader, entry, buffer)
+        self.stage(reader, entry, reserved, buffer)
     }
 
     fn stage(
         &self,
         reader: &mut Reader<impl Read>,
         entry: Entry,
+        reserved: &Reserved,
         buffer: &mut [u8],
     ) -> Result<Item, Error> {
         let mut incoming = self.parts.staging.begin()?;
@@ -177,6 +181,7 @@ impl Stager {
                 n => {
                     let path = incoming.path().to_owned();
                     incoming.write(&buffer[..n]).map_err(Error::io("cannot write", path))?;
+                    reserved.release(n as u64);
                 }
             }
         }
@@ -201,15 +206,25 @@ impl Stager {
     }
 }
 
-/// Space that is spoken for.
+/// Space that is spoken for and not written yet.
 struct Reserved {
     parts: Arc<Parts>,
-    bytes: u64,
+    left: AtomicU64,
+}
+
+impl Reserved {
+    /// So much of it is on disk now, or will not come.
+    fn release(&self, bytes: u64) {
+        let before = self.left.load(Ordering::Relaxed);
+        let released = bytes.min(before);
+        self.left.store(before - released, Ordering::Relaxed);
+        self.parts.announced_bytes.fetch_sub(released, Ordering::SeqCst);
+    }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        self.parts.announced_bytes.fetch_sub(self.bytes, Ordering::SeqCst);
+        self.release(u64::MAX);
     }
 }
 

@@ -145,26 +145,42 @@ impl Ledger {
         })
     }
 
-    /// Counts a content fault; the file fails for a person after `max`. True when it did.
-    pub fn count_fault(
+    /// Counts a try that failed: the file goes behind those with fewer.
+    pub fn count_attempt(
         &mut self,
         hub_id: HubId,
         path: &FilePath,
         (code, detail): (&str, &str),
+    ) -> Result<(), Error> {
+        self.transaction(|c| {
+            c.execute(
+                "UPDATE files SET attempts = attempts + 1, code = ?3, detail = ?4
+                 WHERE hub_id = ?1 AND path = ?2 AND state = 'pending'",
+                params![hub_id.to_string(), path.as_str(), code, detail],
+            )
+            .map(drop)
+        })
+    }
+
+    /// Counts a delivery of other bytes; the file fails for a person after `max`. True when it did.
+    pub fn count_mismatch(
+        &mut self,
+        hub_id: HubId,
+        path: &FilePath,
         max: u32,
         now: Timestamp,
     ) -> Result<bool, Error> {
         self.transaction(|c| {
-            let attempts: u32 = c
+            let mismatches: u32 = c
                 .query_row(
-                    "UPDATE files SET attempts = attempts + 1, code = ?3, detail = ?4
-                     WHERE hub_id = ?1 AND path = ?2 AND state = 'pending' RETURNING attempts",
-                    params![hub_id.to_string(), path.as_str(), code, detail],
+                    "UPDATE files SET mismatches = mismatches + 1
+                     WHERE hub_id = ?1 AND path = ?2 AND state = 'pending' RETURNING mismatches",
+                    params![hub_id.to_string(), path.as_str()],
                     |r| r.get(0),
                 )
                 .optional()?
                 .unwrap_or(0);
-            if attempts < max {
+            if mismatches < max {
                 return Ok(false);
             }
             c.execute(
@@ -242,12 +258,13 @@ impl Ledger {
     }
 
     /// Takes over the hub's epoch and position. True when the hub is another than it was (a new
-    /// epoch, or a position below one seen): then every synced row is offered again.
+    /// epoch, or a position below one seen): then every synced row is offered again, in the fresh
+    /// series, since the hub may have forgotten which numbers it answered.
     pub fn meet_hub(
         &mut self,
         hub_id: HubId,
-        epoch: HubEpoch,
-        position: u64,
+        (epoch, position): (HubEpoch, u64),
+        fresh: SeriesId,
         now: Timestamp,
     ) -> Result<bool, Error> {
         let hub = hub_id.to_string();
@@ -264,8 +281,8 @@ impl Ledger {
                 params![hub, epoch.to_string(), signed(position)],
             )?;
             if is_other {
+                replace_series(c, &hub, fresh)?;
                 offer_again(c, &hub, None, now)?;
-                c.execute("UPDATE voids SET told = 0 WHERE hub_id = ?1", [&hub])?;
             }
             Ok(is_other)
         })
@@ -273,28 +290,7 @@ impl Ledger {
 
     /// Opens a series that replaces the present one; what is pending gets new numbers.
     pub fn open_series(&mut self, hub_id: HubId, series: SeriesId) -> Result<(), Error> {
-        let hub = hub_id.to_string();
-        self.transaction(|c| {
-            c.execute(
-                "UPDATE hubs SET replaces = series, series = ?2, seq_head = 0 WHERE hub_id = ?1",
-                params![hub, series.to_string()],
-            )?;
-            let paths: Vec<String> = c
-                .prepare(
-                    "SELECT path FROM files WHERE hub_id = ?1 AND state IN ('pending', 'in_flight')
-                     ORDER BY seq",
-                )?
-                .query_map([&hub], |r| r.get(0))?
-                .collect::<Result<_, _>>()?;
-            for path in paths {
-                let seq = next_seq(c, &hub)?;
-                c.execute(
-                    "UPDATE files SET seq = ?3 WHERE hub_id = ?1 AND path = ?2",
-                    params![hub, path, signed(seq)],
-                )?;
-            }
-            Ok(())
-        })
+        self.transaction(|c| replace_series(c, &hub_id.to_string(), series))
     }
 
     /// A person sets files aside that wait for one; how many rows that was. Undone by a requeue.
@@ -313,6 +309,31 @@ impl Ledger {
             Ok(n > 0)
         })
     }
+}
+
+/// The old series is closed with all its numbers; only what waits gets a number of the new one.
+fn replace_series(c: &Connection, hub: &str, series: SeriesId) -> rusqlite::Result<()> {
+    c.execute(
+        "UPDATE hubs SET replaces = series, series = ?2, seq_head = 0 WHERE hub_id = ?1",
+        [hub, &series.to_string()],
+    )?;
+    c.execute(
+        "UPDATE files SET seq = NULL
+         WHERE hub_id = ?1 AND state NOT IN ('pending', 'in_flight') AND seq IS NOT NULL",
+        [hub],
+    )?;
+    let numbered = c.execute(
+        "UPDATE files SET seq = n.seq
+         FROM (SELECT path, row_number() OVER (ORDER BY seq) AS seq FROM files
+               WHERE hub_id = ?1 AND state IN ('pending', 'in_flight')) AS n
+         WHERE files.hub_id = ?1 AND files.path = n.path",
+        [hub],
+    )?;
+    c.execute(
+        "UPDATE hubs SET seq_head = ?2 WHERE hub_id = ?1",
+        params![hub, signed(numbered as u64)],
+    )?;
+    Ok(())
 }
 
 /// Makes synced rows (one, or all) pending under new numbers of the present series.
@@ -346,13 +367,14 @@ fn next_seq(c: &Connection, hub: &str) -> rusqlite::Result<u64> {
     .query_row([hub], |r| r.get(0).map(unsigned))
 }
 
-/// Voids the number that a file has, if it was never answered.
+/// Voids the number that a file has and that may never have been answered; to void one that was
+/// does no harm.
 fn void_open_number(c: &Connection, hub: &str, path: &str, reason: &str) -> rusqlite::Result<()> {
     c.prepare_cached(
         "INSERT OR IGNORE INTO voids (hub_id, series, seq, reason)
          SELECT f.hub_id, h.series, f.seq, ?3 FROM files f JOIN hubs h ON h.hub_id = f.hub_id
          WHERE f.hub_id = ?1 AND f.path = ?2 AND f.seq IS NOT NULL
-           AND f.state IN ('pending', 'in_flight')",
+           AND f.state IN ('pending', 'in_flight', 'failed', 'dismissed')",
     )?
     .execute([hub, path, reason])
     .map(drop)
@@ -449,7 +471,7 @@ fn apply_line(
     let n = c
         .prepare_cached(
             "UPDATE files SET state = ?4, receipt_id = ?5, their_sha256 = ?6, code = ?7,
-                    detail = ?8, since = ?9, attempts = 0
+                    detail = ?8, since = ?9, attempts = 0, mismatches = 0
              WHERE hub_id = ?1 AND path = ?2 AND sha256 = ?3
                AND state IN ('pending', 'in_flight', 'exported')",
         )?

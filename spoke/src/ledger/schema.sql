@@ -37,7 +37,8 @@ CREATE TABLE files (
     inode        INTEGER NOT NULL,
     seq          INTEGER,
     partition_ms INTEGER NOT NULL,        -- start of the partition; very low when unknown
-    attempts     INTEGER NOT NULL DEFAULT 0,
+    attempts     INTEGER NOT NULL DEFAULT 0,   -- tries that failed: those with fewer go first
+    mismatches   INTEGER NOT NULL DEFAULT 0,   -- deliveries of other bytes
     bundle_id    TEXT,
     receipt_id   INTEGER REFERENCES receipts (receipt_id),
     their_sha256 BLOB,

@@ -100,7 +100,8 @@ fn the_newest_partition_comes_first_and_troubled_files_last() {
     let changes: Vec<Change> = paths.iter().map(|p| number(p, p)).collect();
     l.record(hub(), &changes, NOW).unwrap();
     let troubled = paths[3].parse().unwrap();
-    assert!(!l.count_fault(hub(), &troubled, ("mismatch", ""), 2, NOW).unwrap());
+    l.count_attempt(hub(), &troubled, ("mismatch", "")).unwrap();
+    assert!(!l.count_mismatch(hub(), &troubled, 2, NOW).unwrap());
     let mut key = PageKey::first();
     let mut order = Vec::new();
     loop {
@@ -110,7 +111,7 @@ fn the_newest_partition_comes_first_and_troubled_files_last() {
         order.push(row.path.to_string());
     }
     assert_eq!(order, [paths[1], paths[0], paths[2], paths[3]]);
-    assert!(l.count_fault(hub(), &troubled, ("mismatch", ""), 2, NOW).unwrap());
+    assert!(l.count_mismatch(hub(), &troubled, 2, NOW).unwrap());
     assert_eq!(l.file(hub(), &troubled).unwrap().unwrap().state, State::Failed);
 }
 
@@ -123,16 +124,18 @@ fn a_new_epoch_or_a_lower_position_offers_everything_again() {
     let r = receipt(&[("a.parquet", "a", Outcome::Registered)]);
     let pending = |l: &Ledger| l.tally(hub()).unwrap().of(State::Pending);
     l.apply_receipt(hub(), &r, NOW).unwrap();
-    assert!(!l.meet_hub(hub(), epoch(1), 5, NOW).unwrap());
-    assert!(!l.meet_hub(hub(), epoch(1), 6, NOW).unwrap());
+    assert!(!l.meet_hub(hub(), (epoch(1), 5), SeriesId::new(NOW, [7; 10]), NOW).unwrap());
+    assert!(!l.meet_hub(hub(), (epoch(1), 6), SeriesId::new(NOW, [7; 10]), NOW).unwrap());
     assert_eq!(pending(&l), 0);
-    assert!(l.meet_hub(hub(), epoch(1), 5, NOW).unwrap());
+    assert!(l.meet_hub(hub(), (epoch(1), 5), SeriesId::new(NOW, [7; 10]), NOW).unwrap());
     assert_eq!(pending(&l), 1);
-    // Under a new number: the old one may belong to another series.
-    assert_eq!(l.hub(hub()).unwrap().unwrap().seq_head, 2);
-    assert_eq!(l.file(hub(), &"a.parquet".parse().unwrap()).unwrap().unwrap().seq, Some(2));
+    // Under a number of a new series, which closes the old one.
+    let h = l.hub(hub()).unwrap().unwrap();
+    assert_eq!((h.series, h.seq_head), (SeriesId::new(NOW, [7; 10]), 1));
+    assert_eq!(h.replaces, Some(SeriesId::new(NOW, [2; 10])));
+    assert_eq!(l.file(hub(), &"a.parquet".parse().unwrap()).unwrap().unwrap().seq, Some(1));
     l.apply_receipt(hub(), &r, NOW).unwrap();
-    assert!(l.meet_hub(hub(), epoch(2), 9, NOW).unwrap());
+    assert!(l.meet_hub(hub(), (epoch(2), 9), SeriesId::new(NOW, [7; 10]), NOW).unwrap());
     assert_eq!(pending(&l), 1);
 }
 
@@ -164,16 +167,16 @@ fn what_a_crash_left_in_flight_is_pending_again() {
 }
 
 #[test]
-fn a_void_number_is_told_once_and_again_to_a_restored_hub() {
+fn a_void_number_is_told_once_and_a_failed_files_number_is_void_when_it_gets_another() {
     let dir = tempfile::tempdir().unwrap();
     let mut l = ledger(dir.path());
     l.record(hub(), &[number("a.parquet", "a"), number("a.parquet", "b")], NOW).unwrap();
     let series = l.hub(hub()).unwrap().unwrap().series;
     let untold = l.untold_voids(hub(), series).unwrap();
-    assert_eq!(untold.count(), 1);
+    assert_eq!(untold.as_slice(), [(1, 1)]);
     l.mark_told(hub(), series, &untold).unwrap();
     assert!(l.untold_voids(hub(), series).unwrap().is_empty());
-    l.meet_hub(hub(), HubEpoch::new(NOW, [1; 10]), 1, NOW).unwrap();
-    l.meet_hub(hub(), HubEpoch::new(NOW, [2; 10]), 1, NOW).unwrap();
-    assert_eq!(l.untold_voids(hub(), series).unwrap(), untold);
+    assert!(l.count_mismatch(hub(), &"a.parquet".parse().unwrap(), 1, NOW).unwrap());
+    l.record(hub(), &[number("a.parquet", "c")], NOW).unwrap();
+    assert_eq!(l.untold_voids(hub(), series).unwrap().as_slice(), [(2, 2)]);
 }

@@ -21,6 +21,9 @@ use crate::plan;
 const MISMATCHES_MAX: u32 = 5;
 /// Broken streams in a row, with nothing kept, after which a bundle is halved.
 const BREAKS_MAX: u32 = 2;
+/// Broken streams in a row, over all bundles, after which it is not the files: halving 1,000 files
+/// down to one takes 12.
+const BREAKS_IN_A_ROW_MAX: u32 = 16;
 
 /// What became of a bundle.
 enum Bundle {
@@ -73,7 +76,7 @@ impl Pass<'_> {
             let Some(error) = self.send_once(&rows, results).await? else {
                 return Ok(Bundle::Through);
             };
-            match fault::classify(&error) {
+            match fault::classify_bundle(&error) {
                 Fault::Fatal => return Err(Stop::Fatal(error)),
                 Fault::Space => {
                     tracing::warn!(error = %error, "the hub is full; no more files are sent this time");
@@ -85,6 +88,7 @@ impl Pass<'_> {
                 Fault::Link => {}
             }
             breaks += 1;
+            self.breaks_in_a_row += 1;
             self.pause(&error, breaks).await;
             let waiting = self.still_pending(&rows)?;
             let waiting = self.still_there(waiting, results)?;
@@ -97,13 +101,18 @@ impl Pass<'_> {
             }
             if missing.len() < rows.len() {
                 breaks = 0;
+                self.breaks_in_a_row = 0;
             }
             rows = missing;
-            if fault::is_busy(&error) {
-                if breaks >= fault::IN_A_ROW_MAX {
-                    return Err(Stop::HubNotReached(error));
-                }
-            } else if breaks >= BREAKS_MAX {
+            let is_busy = fault::is_busy(&error);
+            if (is_busy && breaks >= fault::IN_A_ROW_MAX)
+                || self.breaks_in_a_row >= BREAKS_IN_A_ROW_MAX
+            {
+                return Err(Stop::HubNotReached(error));
+            }
+            // Once a bundle was halved, one break is enough for its halves.
+            let is_enough = breaks >= BREAKS_MAX || self.breaks_in_a_row > BREAKS_MAX;
+            if !is_busy && breaks > 0 && is_enough {
                 return self.give_way(rows, error, results);
             }
         }
@@ -123,9 +132,8 @@ impl Pass<'_> {
         }
         for row in rows {
             // No limit: a link that is too weak for a file is no fault of the file's content.
-            let why = (error.code(), "the file did not get through; smaller ones go first");
-            let now = self.edge.now();
-            self.ledger.count_fault(self.hub.hub_id, &row.path, why, u32::MAX, now)?;
+            let why = (error.code(), "the file did not get through; others go first");
+            self.ledger.count_attempt(self.hub.hub_id, &row.path, why)?;
             self.faulted.insert(row.path);
         }
         results.stopped_by = Some("did_not_get_through".to_owned());
@@ -207,7 +215,14 @@ impl Pass<'_> {
         let (hub_id, now) = (self.hub.hub_id, self.edge.now());
         results.hub_reached = true;
         let applied = self.ledger.apply_receipt(hub_id, &sent.receipt, now)?;
-        self.ledger.give_back(hub_id, bundle_id, now)?;
+        let left = self.ledger.give_back(hub_id, bundle_id, now)?;
+        if left > 0 && sent.stopped.is_none() {
+            // Taken and not visible yet: the hub's log says why.
+            results.stopped_by = Some("hub_left_files".to_owned());
+        }
+        if !applied.lines.is_empty() {
+            self.breaks_in_a_row = 0;
+        }
         results.receipts += u64::from(!sent.receipt.lines.is_empty());
         for line in &applied.lines {
             if matches!(line.outcome, Outcome::Mismatch | Outcome::Withdrawn) {
@@ -236,7 +251,8 @@ impl Pass<'_> {
                 "the hub received other bytes than the file holds: the way to it damages data",
             );
             let now = self.edge.now();
-            if self.ledger.count_fault(hub_id, &row.path, why, MISMATCHES_MAX, now)? {
+            self.ledger.count_attempt(hub_id, &row.path, why)?;
+            if self.ledger.count_mismatch(hub_id, &row.path, MISMATCHES_MAX, now)? {
                 results.failed();
             }
         }
