@@ -8,6 +8,7 @@ pub mod digest;
 pub mod door;
 pub mod entry;
 pub mod error;
+pub mod fault;
 pub mod header;
 pub mod id;
 pub mod jwt;

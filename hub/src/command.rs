@@ -36,6 +36,14 @@ pub enum Command {
     Batch(Batch),
 }
 
+impl Command {
+    /// Whether it may register a file.
+    pub fn registers(&self) -> bool {
+        let is_register = |op: &Operation| matches!(op, Operation::Register(_));
+        matches!(self, Self::Batch(batch) if batch.operations.iter().any(is_register))
+    }
+}
+
 /// The first command of a manifest: who this hub is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Init {

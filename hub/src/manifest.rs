@@ -9,6 +9,7 @@ pub mod query;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use barque_bundle::fault;
 use barque_raft::{SnapshotView, StateMachine};
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 use tokio::sync::watch;
@@ -72,8 +73,13 @@ impl StateMachine for Manifest {
         let wrap = || Error::sql("a command cannot be applied");
         let tx = self.connection.transaction().map_err(wrap())?;
         let mut replies = Vec::with_capacity(commands.len());
+        let mut registers = false;
         for bytes in commands {
             let envelope: Envelope = command::decode(bytes)?;
+            registers |= envelope.command.registers();
+            if registers {
+                fault::after(fault::Step::Committed);
+            }
             replies.push(command::encode(&apply::apply(&tx, &envelope).map_err(wrap())?));
         }
         tx.execute(
@@ -83,6 +89,9 @@ impl StateMachine for Manifest {
         .map_err(wrap())?;
         let position = query::counter(&tx, "position")?;
         tx.commit().map_err(wrap())?;
+        if registers {
+            fault::after(fault::Step::Applied);
+        }
         self.position.send_replace(position);
         Ok(replies)
     }

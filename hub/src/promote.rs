@@ -7,6 +7,7 @@
 use std::io;
 use std::sync::Arc;
 
+use barque_bundle::fault;
 use tokio::sync::watch;
 
 use crate::error::{Error, chain};
@@ -140,6 +141,9 @@ impl Promoter {
         self.landing
             .sync_folders_of(promoted.iter().map(|p| p.landed.as_str()))
             .map_err(Error::io("cannot sync folders below", self.landing.root()))?;
+        if !promoted.is_empty() {
+            fault::after(fault::Step::PromotedSynced);
+        }
         self.ledger.record_promoted(&promoted, cursor, (self.clock)())
     }
 
@@ -151,7 +155,10 @@ impl Promoter {
             stage_no: Some(row.stage_no),
         };
         match self.landing.promote(&self.staging.path(row.stage_no), &row.landed) {
-            Ok(()) => Ok(done()),
+            Ok(()) => {
+                fault::after(fault::Step::Promoted);
+                Ok(done())
+            }
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 self.adopt(row, "something else stands at its place in landing; move it away")?;
                 self.staging.remove(row.stage_no)?;

@@ -10,6 +10,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
+use barque_bundle::fault;
 use barque_bundle::receipt::{Answers, Draft};
 use barque_bundle::wire::{BundleLine, Stopped};
 use barque_bundle::{Entry, ErrorKind, Outcome, OutcomeLine, Receipt};
@@ -185,8 +186,10 @@ impl Settler {
                 .staging
                 .sync(&numbers)
                 .map_err(Error::io("cannot sync files in", parts.staging.folder()))?;
+            fault::after(fault::Step::StagedSynced);
             parts.ledger.record_staged(&staged, (parts.clock)())?;
             slots.into_iter().for_each(Slot::keep);
+            fault::after(fault::Step::Proposed);
             Ok(())
         });
         let done = done.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
@@ -276,6 +279,7 @@ impl Settler {
         let identity = &self.parts.identity;
         let receipt =
             Receipt::sign(draft, self.settled, identity.certificate.clone(), &identity.node);
+        fault::after(fault::Step::ReceiptSigned);
         let stopped = stopped.map(|r| Stopped {
             status: r.kind.http_status(),
             code: r.code.to_owned(),

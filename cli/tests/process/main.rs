@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod cases;
+mod crashes;
 mod cut;
 mod http;
 mod identity;
@@ -28,6 +29,7 @@ fn main() {
         readers::trials(),
         modes::trials(),
         cut::trials(),
+        crashes::trials(),
         kills::trials(),
     ]
     .into_iter()

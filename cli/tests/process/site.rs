@@ -80,18 +80,28 @@ impl Site {
     }
 
     pub fn hub_with(&self, listen: &str, more: &[&str]) -> HubProcess {
-        let data = self.data();
+        let mut command = self.serve(listen);
+        command.args(more);
+        self.start(command)
+    }
+
+    /// A hub that ends by itself at a step.
+    pub fn hub_told(&self, listen: &str, fault: &str) -> HubProcess {
+        let mut command = self.serve(listen);
+        command.env("BARQUE_FAULT", fault);
+        self.start(command)
+    }
+
+    fn serve(&self, listen: &str) -> Command {
+        barque(&["hub", "serve", "--data", &self.data(), "--listen", listen])
+    }
+
+    fn start(&self, mut command: Command) -> HubProcess {
         let log = fs::File::options().create(true).append(true).open(self.path().join("hub.log"));
-        let child = barque(&["hub", "serve", "--data", &data, "--listen", listen])
-            .args(more)
-            .stdout(Stdio::null())
-            .stderr(log.unwrap())
-            .spawn()
-            .unwrap();
+        let child = command.stdout(Stdio::null()).stderr(log.unwrap()).spawn().unwrap();
         let mut hub = HubProcess { child, address: String::new() };
-        let url =
-            json(&["hub", "status", "--data", &data, "--json"])["url"].as_str().unwrap().to_owned();
-        hub.address = url.split("://").nth(1).unwrap().to_owned();
+        let status = json(&["hub", "status", "--data", &self.data(), "--json"]);
+        hub.address = status["url"].as_str().unwrap().split("://").nth(1).unwrap().to_owned();
         hub
     }
 
@@ -183,6 +193,16 @@ impl HubProcess {
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// Whether the process has ended by a signal; waits for its end.
+    pub fn ended_by_signal(mut self) -> bool {
+        let mut status = None;
+        wait_for("the hub ended", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.and_then(|s| s.code()).is_none()
     }
 
     /// SIGTERM, and its exit code.

@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{header, request};
 use axum::response::{IntoResponse, Response};
+use barque_bundle::fault;
 use barque_bundle::wire::{BundleLine, ReconcileRequest, ReconcileResponse};
 use barque_bundle::{ErrorKind, Sha256Digest};
 use bytes::Bytes;
@@ -109,6 +110,10 @@ impl Told {
     async fn next(&mut self) -> Option<BundleLine> {
         loop {
             if let Ok(line) = tokio::time::timeout(WORKING_EVERY, self.lines.recv()).await {
+                // Asked for more after the last line: that one is with the network.
+                if line.is_none() {
+                    fault::after(fault::Step::ReceiptSent);
+                }
                 return line;
             }
             let received_bytes = self.received.bytes();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use barque_bundle::stream::{Member, Preamble, Reader, StreamError};
-use barque_bundle::{Entry, ErrorKind, LandedName, Outcome, OutcomeLine, door, platform};
+use barque_bundle::{Entry, ErrorKind, LandedName, Outcome, OutcomeLine, door, fault, platform};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Item;
@@ -197,7 +197,10 @@ impl Stager {
                 door::check(&mut file)
             });
         match judged {
-            Ok(_) => Ok(Item::Staged { entry, slot: incoming.into_slot() }),
+            Ok(_) => {
+                fault::after(fault::Step::Staged);
+                Ok(Item::Staged { entry, slot: incoming.into_slot() })
+            }
             Err(door::DoorError::Io(source)) => {
                 Err(Error::Io { what: "cannot read back", path, source })
             }

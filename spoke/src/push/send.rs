@@ -215,6 +215,7 @@ impl Pass<'_> {
         let (hub_id, now) = (self.hub.hub_id, self.edge.now());
         results.hub_reached = true;
         let applied = self.ledger.apply_receipt(hub_id, &sent.receipt, now)?;
+        barque_bundle::fault::after(barque_bundle::fault::Step::LedgerWritten);
         let left = self.ledger.give_back(hub_id, bundle_id, now)?;
         if left > 0 && sent.stopped.is_none() {
             // Taken and not visible yet: the hub's log says why.

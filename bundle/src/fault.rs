@@ -1,0 +1,57 @@
+//! Faults on purpose, for tests: the process ends at a step that it is told by `BARQUE_FAULT`.
+//!
+//! Only with the feature `fault`, which nothing but the tests of the command line turns on; a
+//! release knows nothing of it. This is the one place of a library that reads the environment.
+
+/// Durable steps on a file's way, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Whole in staging, not synced.
+    Staged,
+    /// Synced, not in node.db.
+    StagedSynced,
+    /// In node.db, about to be proposed.
+    Proposed,
+    /// In the log of a majority, not applied.
+    Committed,
+    /// In the manifest, not visible.
+    Applied,
+    /// Renamed, folders not synced.
+    Promoted,
+    /// Folders synced, not marked.
+    PromotedSynced,
+    ReceiptSigned,
+    ReceiptSent,
+    /// The spoke stored the receipt.
+    LedgerWritten,
+}
+
+impl Step {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Staged => "staged",
+            Self::StagedSynced => "staged-synced",
+            Self::Proposed => "proposed",
+            Self::Committed => "committed",
+            Self::Applied => "applied",
+            Self::Promoted => "promoted",
+            Self::PromotedSynced => "promoted-synced",
+            Self::ReceiptSigned => "receipt-signed",
+            Self::ReceiptSent => "receipt-sent",
+            Self::LedgerWritten => "ledger-written",
+        }
+    }
+}
+
+/// Says that a step is done; with the feature, the process aborts here when it was told to.
+#[cfg(feature = "fault")]
+pub fn after(step: Step) {
+    let told = std::env::var("BARQUE_FAULT").unwrap_or_default();
+    if told.strip_prefix("abort-after:") == Some(step.as_str()) {
+        std::process::abort();
+    }
+}
+
+/// Says that a step is done.
+#[cfg(not(feature = "fault"))]
+pub fn after(_step: Step) {}

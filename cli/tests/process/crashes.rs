@@ -1,0 +1,89 @@
+//! The crash table: a real process ends right after each durable step, starts again, and the same
+//! command ends as if nothing had happened. A step that is never reached fails.
+
+use std::collections::BTreeMap;
+
+use barque_bundle::fault::Step;
+use libtest_mimic::Trial;
+
+use crate::site::{Site, Spoke, pass_of, sized, tiny, tree};
+use crate::trial;
+
+pub fn trials() -> Vec<Trial> {
+    vec![
+        trial!(a_hub_that_ends_after_any_durable_step_loses_and_doubles_nothing),
+        trial!(a_spoke_that_ends_after_storing_a_receipt_sends_nothing_again),
+    ]
+}
+
+const HUB_STEPS: [Step; 9] = [
+    Step::Staged,
+    Step::StagedSynced,
+    Step::Proposed,
+    Step::Committed,
+    Step::Applied,
+    Step::Promoted,
+    Step::PromotedSynced,
+    Step::ReceiptSigned,
+    Step::ReceiptSent,
+];
+
+fn fill(spoke: &Spoke) {
+    for n in 0..6 {
+        spoke.put(&format!("d/m/2024/03/31/{n:02}/f.parquet"), &tiny(n));
+    }
+    spoke.put("d/m/2024/03/01/00/large.parquet", &sized(9, 300_000));
+}
+
+/// Everything landed once, is listed so, and is synced.
+fn assert_whole(site: &Site, spoke: &Spoke, step: Step) {
+    site.assert_landed(&[spoke]);
+    let source: BTreeMap<String, (String, u64, String)> = tree(&spoke.source())
+        .into_iter()
+        .map(|(p, (sha, size))| (format!("s/{p}"), (sha.to_string(), size, "held".to_owned())))
+        .collect();
+    assert_eq!(site.manifest(), source, "{step:?}");
+    let status = spoke.status();
+    assert_eq!(status["synced"], 7, "{step:?}: {status}");
+    assert_eq!((&status["pending"], &status["in_flight"]), (&0.into(), &0.into()), "{step:?}");
+}
+
+fn a_hub_that_ends_after_any_durable_step_loses_and_doubles_nothing() {
+    for step in HUB_STEPS {
+        let site = Site::new();
+        let hub = site.hub();
+        let address = hub.address.clone();
+        let spoke = site.spoke("s");
+        fill(&spoke);
+        assert_eq!(hub.stop(), 0);
+        let fault = format!("abort-after:{}", step.as_str());
+        let hub = site.hub_told(&address, &fault);
+        let broken = spoke.push();
+        assert!(matches!(broken.code, 0 | 75), "{step:?}: {broken:?}");
+        assert_eq!(broken.count("failed"), 0, "{step:?}: {broken:?}");
+        assert!(hub.ended_by_signal(), "the step {step:?} was never reached");
+        let hub = site.hub_with(&address, &[]);
+        let whole = spoke.push();
+        assert_eq!((whole.code, whole.count("left")), (0, 0), "{step:?}: {whole:?}");
+        assert_eq!(spoke.push().count("sent"), 0, "{step:?}");
+        assert_whole(&site, &spoke, step);
+        hub.kill();
+        let _hub = site.hub_with(&address, &[]);
+        assert_eq!(tree(&site.path().join("hub/staging")).len(), 0, "{step:?}");
+    }
+}
+
+fn a_spoke_that_ends_after_storing_a_receipt_sends_nothing_again() {
+    let step = Step::LedgerWritten;
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    fill(&spoke);
+    let mut command = spoke.push_command();
+    command.env("BARQUE_FAULT", format!("abort-after:{}", step.as_str()));
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), None, "the step {step:?} was never reached");
+    let whole = pass_of(spoke.push_command().output().unwrap());
+    assert_eq!((whole.code, whole.count("sent"), whole.count("left")), (0, 0, 0), "{whole:?}");
+    assert_whole(&site, &spoke, step);
+}
