@@ -1,4 +1,5 @@
-//! Faults on purpose, for tests: the process ends at a step that it is told by `BARQUE_FAULT`.
+//! Faults on purpose, for tests, as `BARQUE_FAULT` tells: `abort-after:STEP` ends the process at a
+//! step, `fail-sync:N` fails the N-th sync of the process.
 //!
 //! Only with the feature `fault`, which nothing but the tests of the command line turns on; a
 //! release knows nothing of it. This is the one place of a library that reads the environment.
@@ -55,3 +56,27 @@ pub fn after(step: Step) {
 /// Says that a step is done.
 #[cfg(not(feature = "fault"))]
 pub fn after(_step: Step) {}
+
+/// Fails when this sync is the one that is told to.
+#[cfg(feature = "fault")]
+pub fn before_sync() -> std::io::Result<()> {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static SYNCS: AtomicU64 = AtomicU64::new(0);
+    let told = std::env::var("BARQUE_FAULT").unwrap_or_default();
+    let Some(nth) = told.strip_prefix("fail-sync:").and_then(|n| n.parse::<u64>().ok()) else {
+        return Ok(());
+    };
+    if SYNCS.fetch_add(1, Ordering::SeqCst) + 1 == nth {
+        return Err(std::io::Error::other(SYNC_FAULT));
+    }
+    Ok(())
+}
+
+/// What a sync that was failed on purpose says.
+pub const SYNC_FAULT: &str = "the sync was failed on purpose";
+
+/// Fails when this sync is the one that is told to.
+#[cfg(not(feature = "fault"))]
+pub fn before_sync() -> std::io::Result<()> {
+    Ok(())
+}

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 /// A failed sync condemns what it covered: the kernel may have dropped the pages, so the caller
 /// must not call again and believe a success.
 pub fn sync(file: &File) -> io::Result<()> {
+    crate::fault::before_sync()?;
     file.sync_all()
 }
 

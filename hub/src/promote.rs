@@ -7,7 +7,7 @@
 use std::io;
 use std::sync::Arc;
 
-use barque_bundle::fault;
+use barque_bundle::{fault, platform};
 use tokio::sync::watch;
 
 use crate::error::{Error, chain};
@@ -138,13 +138,28 @@ impl Promoter {
                 }
             }
         }
-        self.landing
-            .sync_folders_of(promoted.iter().map(|p| p.landed.as_str()))
-            .map_err(Error::io("cannot sync folders below", self.landing.root()))?;
+        let synced = self.landing.sync_folders_of(promoted.iter().map(|p| p.landed.as_str()));
+        if let Err(source) = synced {
+            self.take_back(&promoted);
+            let path = self.landing.root().to_owned();
+            return Err(Error::Io { what: "cannot sync folders below", path, source });
+        }
         if !promoted.is_empty() {
             fault::after(fault::Step::PromotedSynced);
         }
         self.ledger.record_promoted(&promoted, cursor, (self.clock)())
+    }
+
+    /// Undoes renames whose folders could not be synced: a sync that failed is not believed when
+    /// it is merely repeated, so the next try changes the folders anew.
+    fn take_back(&self, promoted: &[PromotedRow]) {
+        for row in promoted {
+            let Some(stage_no) = row.stage_no else { continue };
+            let (from, to) = (self.landing.path(&row.landed), self.staging.path(stage_no));
+            if let Err(e) = platform::rename_without_replacing(&from, &to) {
+                tracing::error!(error = %e, path = %from.display(), "cannot be taken back");
+            }
+        }
     }
 
     fn promote_one(&self, row: &HeldRow) -> Result<PromotedRow, Left> {
@@ -204,7 +219,7 @@ impl From<io::Error> for Left {
                 | Kind::InvalidFilename
                 | Kind::CrossesDevices
         );
-        if is_of_the_file || barque_bundle::platform::is_link(&e) {
+        if is_of_the_file || platform::is_link(&e) {
             return Self::File(e.to_string());
         }
         Self::All(e)

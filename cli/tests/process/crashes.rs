@@ -13,6 +13,7 @@ pub fn trials() -> Vec<Trial> {
     vec![
         trial!(a_hub_that_ends_after_any_durable_step_loses_and_doubles_nothing),
         trial!(a_spoke_that_ends_after_storing_a_receipt_sends_nothing_again),
+        trial!(no_receipt_covers_a_file_whose_sync_failed_and_the_next_push_is_whole),
     ]
 }
 
@@ -86,4 +87,42 @@ fn a_spoke_that_ends_after_storing_a_receipt_sends_nothing_again() {
     let whole = pass_of(spoke.push_command().output().unwrap());
     assert_eq!((whole.code, whole.count("sent"), whole.count("left")), (0, 0, 0), "{whole:?}");
     assert_whole(&site, &spoke, step);
+}
+
+/// Syncs of one small push at the most; the loop ends at the first that is not reached.
+const SYNCS_MAX: u64 = 60;
+
+fn no_receipt_covers_a_file_whose_sync_failed_and_the_next_push_is_whole() {
+    let mut reached = 0;
+    for nth in 1..=SYNCS_MAX {
+        let site = Site::new();
+        let hub = site.hub();
+        let address = hub.address.clone();
+        let spoke = site.spoke("s");
+        spoke.put("d/m/2024/03/31/00/a.parquet", &tiny(1));
+        spoke.put("d/m/2024/03/31/01/b.parquet", &tiny(2));
+        assert_eq!(hub.stop(), 0);
+        // A hub whose start meets the fault refuses to start; then there is nothing to push to.
+        let told = site.try_hub_told(&address, &format!("fail-sync:{nth}"));
+        if let Some(hub) = told {
+            let pass = spoke.push();
+            let landed = tree(&site.landing());
+            let synced = spoke.status()["synced"].as_u64().unwrap();
+            assert!(synced <= landed.len() as u64, "sync {nth}: {pass:?} {landed:?}");
+            assert_eq!(pass.count("failed"), 0, "sync {nth}: {pass:?}");
+            hub.kill();
+        }
+        let log = std::fs::read_to_string(site.path().join("hub.log")).unwrap();
+        if !log.contains(barque_bundle::fault::SYNC_FAULT) {
+            break;
+        }
+        reached = nth;
+        let _hub = site.hub_with(&address, &[]);
+        let whole = spoke.push();
+        assert_eq!((whole.code, whole.count("left")), (0, 0), "sync {nth}: {whole:?}");
+        assert_eq!(spoke.status()["synced"], 2, "sync {nth}");
+        site.assert_landed(&[&spoke]);
+    }
+    // Two files, the staging folder, and the folders of landing from the files up.
+    assert!((8..SYNCS_MAX).contains(&reached), "{reached} syncs were failed");
 }

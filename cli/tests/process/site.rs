@@ -92,6 +92,23 @@ impl Site {
         self.start(command)
     }
 
+    /// [`Site::hub_told`], or none when the hub does not start because of the fault.
+    pub fn try_hub_told(&self, listen: &str, fault: &str) -> Option<HubProcess> {
+        let mut command = self.serve(listen);
+        command.env("BARQUE_FAULT", fault);
+        let log = fs::File::options().create(true).append(true).open(self.path().join("hub.log"));
+        let child = command.stdout(Stdio::null()).stderr(log.unwrap()).spawn().unwrap();
+        let mut hub = HubProcess { child, address: listen.to_owned() };
+        let socket = self.path().join("hub/hub.sock");
+        let mut has_ended = false;
+        wait_for("the hub listens or has ended", || {
+            has_ended = hub.child.try_wait().unwrap().is_some();
+            let ready = || run(&["hub", "status", "--data", &self.data()]).0 == 0;
+            has_ended || (socket.exists() && ready())
+        });
+        (!has_ended).then_some(hub)
+    }
+
     fn serve(&self, listen: &str) -> Command {
         barque(&["hub", "serve", "--data", &self.data(), "--listen", listen])
     }
