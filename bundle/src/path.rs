@@ -313,11 +313,8 @@ mod tests {
             "cafe\u{301}.parquet",
             "a b/#?+&;'\"*|<>:.parquet",
             "rtl_\u{202e}gnp.parquet",
-            "...parquet".trim_start_matches('.').to_owned().as_str(),
-        ]
-        .into_iter()
-        .filter(|n| n.ends_with(SUFFIX))
-        {
+            "dots...in..name.parquet",
+        ] {
             assert_eq!(path(good).as_str(), good);
         }
     }

@@ -52,11 +52,6 @@ impl Outcome {
         matches!(self, Self::Registered | Self::AlreadyPresent)
     }
 
-    /// Whether the file's number is answered for good: it need not come again under this number.
-    pub fn is_final(self) -> bool {
-        !matches!(self, Self::Mismatch | Self::Withdrawn)
-    }
-
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Registered => "registered",

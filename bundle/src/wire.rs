@@ -248,6 +248,13 @@ pub struct AddSpokeResponse {
     pub root: Sha256Digest,
 }
 
+/// `POST /api/v1/sync-spokes/{id}`: enable or disable a spoke.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetSpokeRequest {
+    pub enabled: bool,
+}
+
 /// One spoke as `GET /api/v1/sync-spokes` lists it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SpokeLine {
@@ -368,6 +375,9 @@ pub struct HubStatus {
     pub files: u64,
     pub bytes: u64,
     pub spokes: u64,
+    /// Proposals and operations since the start: operations go out in groups.
+    pub proposals: u64,
+    pub operations: u64,
     pub free_bytes: u64,
     pub started_at: Timestamp,
 }

@@ -226,6 +226,26 @@ pub enum HubSpokeVerb {
     /// List spokes
     #[command(after_help = "Example:\n  barque hub spoke ls --data ./hub")]
     Ls(HubTargetArgs),
+    /// Show one spoke: files and bytes received, last seen, backlog, key
+    #[command(after_help = "Example:\n  barque hub spoke show rocket-01 --data ./hub")]
+    Show(HubSpokeArgs),
+    /// Refuse a spoke until it is enabled again; its files stay
+    #[command(after_help = "Example:\n  barque hub spoke disable rocket-01 --data ./hub")]
+    Disable(HubSpokeArgs),
+    /// Let a disabled spoke in again
+    #[command(after_help = "Example:\n  barque hub spoke enable rocket-01 --data ./hub")]
+    Enable(HubSpokeArgs),
+    /// Remove a spoke for good: its keys are dead, its files stay, its name stays taken
+    #[command(after_help = "Example:\n  barque hub spoke rm rocket-01 --data ./hub")]
+    Rm(HubSpokeArgs),
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct HubSpokeArgs {
+    /// The spoke's name
+    pub id: SpokeId,
+    #[command(flatten)]
+    pub target: HubTargetArgs,
 }
 
 #[derive(ClapArgs, Debug)]

@@ -30,6 +30,7 @@ pub enum Command {
     Init(Init),
     AddSpoke(AddSpoke),
     Enroll(Enroll),
+    SetSpoke(SetSpoke),
     AddToken(AddToken),
     RemoveToken { name: String },
     RaiseStageFloor { node_id: u64, floor: u64 },
@@ -66,6 +67,23 @@ pub struct Enroll {
     pub spoke_id: SpokeId,
     pub secret_hash: Sha256Digest,
     pub public_key: PublicKey,
+}
+
+/// An operator's word on a spoke; its files stay whatever it is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SetSpoke {
+    pub spoke_id: SpokeId,
+    pub to: SpokeState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SpokeState {
+    /// It may call again, if it has a key.
+    Enabled,
+    /// It may not call or write; an operator can undo it.
+    Disabled,
+    /// The same for good: its keys are revoked, and its name is not given out again.
+    Removed,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -158,6 +176,8 @@ pub enum CommandRefusal {
     KeyInUse,
     TokenNameTaken,
     NoSuchToken,
+    NoSuchSpoke,
+    SpokeRemoved,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -55,6 +55,10 @@ fn routes() -> Router<Arc<Parts>> {
         .route(wire::BUNDLES, post(sync::bundles))
         .route(wire::ENROLL, post(enroll::enroll))
         .route(wire::SPOKES, get(sync_spokes::list).post(sync_spokes::add))
+        .route(
+            "/api/v1/sync-spokes/{id}",
+            get(sync_spokes::show).post(sync_spokes::set).delete(sync_spokes::remove),
+        )
         .route(wire::TOKENS, get(tokens::list).post(tokens::add))
         .route("/api/v1/tokens/{name}", delete(tokens::remove))
         .route(wire::FILES, get(files::list))

@@ -385,10 +385,6 @@ impl HubClient {
         let why = "the answer ended without a receipt".to_owned();
         Err(CallError::Broken { url: url.to_owned(), why })
     }
-
-    pub fn hub_id(&self) -> HubId {
-        self.party.hub_id
-    }
 }
 
 /// Hands in a key for a one-time token; trusts only the root that the token names.

@@ -18,6 +18,7 @@ pub fn trials() -> Vec<Trial> {
         trial!(a_dry_run_says_what_would_be_sent_and_changes_nothing),
         trial!(a_second_spoke_of_the_same_name_is_409_and_changes_nothing),
         trial!(a_token_enrolls_once_and_the_same_folder_may_come_again),
+        trial!(a_disabled_spoke_is_refused_loses_nothing_and_a_removed_one_keeps_its_files),
         trial!(commands_on_a_folder_without_a_hub_say_how_to_start_one),
         trial!(a_hub_stops_cleanly_and_two_hubs_on_one_folder_are_refused),
         trial!(unknown_settings_and_bad_flags_are_refused_by_name),
@@ -294,6 +295,10 @@ fn every_verb_has_an_example_in_its_help() {
         &["hub", "serve"],
         &["hub", "spoke", "add"],
         &["hub", "spoke", "ls"],
+        &["hub", "spoke", "show"],
+        &["hub", "spoke", "disable"],
+        &["hub", "spoke", "enable"],
+        &["hub", "spoke", "rm"],
         &["hub", "token", "add"],
         &["hub", "token", "ls"],
         &["hub", "token", "rm"],
@@ -323,7 +328,10 @@ fn sample_data_lands_with_tls_and_the_status_counts_it() {
         let list = json(&["hub", "spoke", "ls", "--data", &site.data(), "--json"]);
         list["spokes"][0]["files"] == 24 && list["spokes"][0]["last_seen"].is_string()
     });
-    assert_eq!(json(&["hub", "status", "--data", &site.data(), "--json"])["files"], 24);
+    let hub = json(&["hub", "status", "--data", &site.data(), "--json"]);
+    let (proposals, operations) = (&hub["proposals"], &hub["operations"]);
+    assert_eq!(hub["files"], 24);
+    assert!(operations.as_u64() >= Some(25) && proposals.as_u64() < operations.as_u64(), "{hub}");
 }
 
 fn a_source_that_was_away_for_a_pass_is_delivered_when_it_is_back() {
@@ -392,4 +400,31 @@ fn a_pending_file_behind_a_folder_that_became_a_link_is_not_read() {
     let pass = spoke.push_while_files_move();
     assert_eq!((pass.code, pass.count("sent"), pass.count("skipped")), (0, 1, 1), "{pass:?}");
     assert_eq!(site.manifest().keys().collect::<Vec<_>>(), ["s/d/old/x.parquet"]);
+}
+
+fn a_disabled_spoke_is_refused_loses_nothing_and_a_removed_one_keeps_its_files() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let data = site.data();
+    let operator = |verb: &str| json(&["hub", "spoke", verb, "s", "--data", &data, "--json"]);
+    spoke.put("d/m/a.parquet", &tiny(1));
+    assert_eq!(spoke.push().count("sent"), 1);
+    let shown = operator("show");
+    assert_eq!((&shown["state"], &shown["files"]), (&"active".into(), &1.into()));
+    assert_eq!(operator("disable")["state"], "disabled");
+    spoke.put("d/m/b.parquet", &tiny(2));
+    let refused = spoke.push();
+    assert_eq!((refused.code, refused.count("left"), refused.count("failed")), (6, 1, 0));
+    assert_eq!(refused.report["stopped_by"], "spoke_disabled");
+    assert_eq!(operator("enable")["state"], "active");
+    assert_eq!(spoke.push().count("sent"), 1);
+    assert_eq!(operator("rm")["state"], "removed");
+    spoke.put("d/m/c.parquet", &tiny(3));
+    assert_eq!(spoke.push().code, 6);
+    let (code, _, err) = run(&["hub", "spoke", "enable", "s", "--data", &data]);
+    assert_eq!(code, 4, "{err}");
+    assert_eq!(run(&["hub", "spoke", "add", "S", "--data", &data]).0, 4);
+    assert_eq!(run(&["hub", "spoke", "show", "t", "--data", &data]).0, 1);
+    assert_eq!(site.manifest().len(), 2);
 }

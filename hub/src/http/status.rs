@@ -1,6 +1,7 @@
 //! `/healthz`, `/readyz`, `/hub/status`: alive, ready, and how it stands.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use axum::Json;
 use axum::extract::State;
@@ -52,6 +53,8 @@ pub async fn status(
         files,
         bytes,
         spokes,
+        proposals: parts.proposer.counts().proposals.load(Ordering::Relaxed),
+        operations: parts.proposer.counts().operations.load(Ordering::Relaxed),
         free_bytes: platform::free_bytes(parts.staging.folder()).unwrap_or(0),
         started_at: parts.started_at,
     }))

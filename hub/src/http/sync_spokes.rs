@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use barque_bundle::digest::hex;
-use barque_bundle::wire::{AddSpokeRequest, AddSpokeResponse, EnrollToken, Role, SpokeList};
-use barque_bundle::{ErrorKind, Sha256Digest};
+use barque_bundle::wire::{
+    AddSpokeRequest, AddSpokeResponse, EnrollToken, Role, SetSpokeRequest, SpokeLine, SpokeList,
+};
+use barque_bundle::{ErrorKind, Sha256Digest, SpokeId};
 
 use super::{Operator, Problem, body};
-use crate::command::{AddSpoke, Command, Reply};
-use crate::error::Refusal;
+use crate::command::{AddSpoke, Command, CommandRefusal, Reply, SetSpoke, SpokeState};
+use crate::error::{Error, Refusal};
 use crate::hub::Parts;
 use crate::manifest::query;
 
@@ -22,7 +24,7 @@ pub async fn list(
     operator: Operator,
 ) -> Result<Json<SpokeList>, Problem> {
     operator.require(&parts, Role::Reader).await?;
-    let spokes = parts.readers.read_async(query::spokes).await?;
+    let spokes = parts.readers.read_async(|c| query::spokes(c, None)).await?;
     Ok(Json(SpokeList { spokes }))
 }
 
@@ -73,4 +75,74 @@ pub async fn add(
         url,
         root,
     }))
+}
+
+pub async fn show(
+    State(parts): State<Arc<Parts>>,
+    operator: Operator,
+    Path(id): Path<String>,
+) -> Result<Json<SpokeLine>, Problem> {
+    operator.require(&parts, Role::Reader).await?;
+    Ok(Json(line(&parts, checked(&id)?).await?))
+}
+
+/// Enables or disables a spoke; exact from here on, since `apply` judges every write.
+pub async fn set(
+    State(parts): State<Arc<Parts>>,
+    operator: Operator,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Json<SpokeLine>, Problem> {
+    operator.require(&parts, Role::Operator).await?;
+    let bytes = body::whole(request.into_body(), parts.config.body_idle, body::SMALL).await?;
+    let SetSpokeRequest { enabled } = body::json(&bytes)?;
+    let to = if enabled { SpokeState::Enabled } else { SpokeState::Disabled };
+    change(&parts, checked(&id)?, to).await
+}
+
+/// Removes a spoke: its keys are dead, its files stay, its name is not given out again.
+pub async fn remove(
+    State(parts): State<Arc<Parts>>,
+    operator: Operator,
+    Path(id): Path<String>,
+) -> Result<Json<SpokeLine>, Problem> {
+    operator.require(&parts, Role::Operator).await?;
+    change(&parts, checked(&id)?, SpokeState::Removed).await
+}
+
+fn checked(id: &str) -> Result<SpokeId, Refusal> {
+    id.parse().map_err(|_| no_such_spoke(id))
+}
+
+fn no_such_spoke(id: &str) -> Refusal {
+    let detail = format!("there is no spoke named {id:?}; names are case-sensitive here");
+    Refusal::new(ErrorKind::NotFound, "no_such_spoke", detail)
+}
+
+async fn line(parts: &Arc<Parts>, id: SpokeId) -> Result<SpokeLine, Error> {
+    parts.require_ready()?;
+    let asked = id.clone();
+    let found = parts.readers.read_async(move |c| query::spokes(c, Some(&asked))).await?;
+    let line = found.into_iter().next();
+    Ok(line.ok_or_else(|| no_such_spoke(id.as_str()))?)
+}
+
+async fn change(
+    parts: &Arc<Parts>,
+    spoke_id: SpokeId,
+    to: SpokeState,
+) -> Result<Json<SpokeLine>, Problem> {
+    parts.require_ready()?;
+    let command = Command::SetSpoke(SetSpoke { spoke_id: spoke_id.clone(), to });
+    match parts.proposer.command(command).await? {
+        Reply::Refused(CommandRefusal::SpokeRemoved) => {
+            let detail = format!("{spoke_id} was removed for good; announce it under a new name");
+            Err(Refusal::new(ErrorKind::Conflict, "spoke_removed", detail).into())
+        }
+        Reply::Refused(_) => Err(no_such_spoke(spoke_id.as_str()).into()),
+        _ => {
+            tracing::info!(spoke = %spoke_id, ?to, "spoke changed by an operator");
+            Ok(Json(line(parts, spoke_id).await?))
+        }
+    }
 }

@@ -5,6 +5,7 @@ mod batch;
 mod check_in;
 mod enroll;
 mod register;
+mod set_spoke;
 mod token;
 
 use rusqlite::{Connection, params};
@@ -22,6 +23,7 @@ pub fn apply(c: &Connection, envelope: &Envelope) -> rusqlite::Result<Reply> {
         Command::Init(init) => apply_init(c, init, at.unix_ms()),
         Command::AddSpoke(command) => add_spoke::apply(c, command, at),
         Command::Enroll(command) => enroll::apply(c, command, at),
+        Command::SetSpoke(command) => set_spoke::apply(c, command, at),
         Command::AddToken(command) => token::add(c, command, at),
         Command::RemoveToken { name } => token::remove(c, name),
         Command::RaiseStageFloor { node_id, floor } => raise_stage_floor(c, *node_id, *floor),

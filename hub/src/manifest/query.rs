@@ -146,16 +146,17 @@ pub fn key(c: &Connection, key_id: &KeyId) -> Result<Option<KeyRow>, Error> {
     .transpose()
 }
 
-pub fn spokes(c: &Connection) -> Result<Vec<SpokeLine>, Error> {
+/// Every spoke, or the one asked for.
+pub fn spokes(c: &Connection, only: Option<&SpokeId>) -> Result<Vec<SpokeLine>, Error> {
     let mut statement = c
         .prepare(
             "SELECT s.*, (SELECT k.key_id FROM keys k
                           WHERE k.spoke_id = s.spoke_id AND k.state = 'active' LIMIT 1) AS key_id
-             FROM spokes s ORDER BY spoke_id",
+             FROM spokes s WHERE ?1 IS NULL OR spoke_id = ?1 ORDER BY spoke_id",
         )
         .map_err(wrap())?;
     let rows = statement
-        .query_map([], |r| {
+        .query_map([only.map(SpokeId::as_str)], |r| {
             let id: String = r.get("spoke_id")?;
             let report: String = r.get("report")?;
             Ok(SpokeLine {
@@ -284,15 +285,6 @@ pub fn wanted(c: &Connection, spoke: &SpokeId, limit: u32) -> Result<Vec<Wanted>
         })
         .map_err(wrap())?;
     rows.collect::<Result<_, _>>().map_err(wrap())
-}
-
-/// The `seq_head` that a series had when last heard of; 0 for a new one.
-pub fn series_seen(c: &Connection, spoke: &SpokeId, series: &str) -> Result<u64, Error> {
-    let seen: Option<i64> = c
-        .prepare_cached("SELECT seq_head FROM series WHERE spoke_id = ?1 AND series = ?2")
-        .and_then(|mut s| s.query_row(params![spoke.as_str(), series], |r| r.get(0)).optional())
-        .map_err(wrap())?;
-    Ok(seen.map_or(0, unsigned))
 }
 
 /// A file that a node holds by the manifest's word.

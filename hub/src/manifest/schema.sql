@@ -28,7 +28,7 @@ CREATE TABLE nodes (
 
 CREATE TABLE spokes (
     spoke_id   TEXT PRIMARY KEY,
-    state      TEXT NOT NULL CHECK (state IN ('announced', 'active', 'disabled')),
+    state      TEXT NOT NULL CHECK (state IN ('announced', 'active', 'disabled', 'removed')),
     created_at INTEGER NOT NULL,
     last_seen  INTEGER,
     files      INTEGER NOT NULL DEFAULT 0,

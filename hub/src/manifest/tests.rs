@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::command::{
     AddSpoke, AddToken, Batch, BundleRef, CheckIn, Command, CommandRefusal, Enroll, Holder, Init,
-    Operation, OperationReply, Register, Reply,
+    Operation, OperationReply, Register, Reply, SetSpoke, SpokeState,
 };
 
 const NOW: Timestamp = Timestamp::from_unix_ms(1_700_000_000_000);
@@ -233,7 +233,8 @@ fn a_key_that_is_not_live_writes_nothing() {
         operations: vec![register(PATH, 1, 1, holder), Operation::Answer { bundle: 0, seq: 1 }],
     };
     assert_eq!(b.batch(batch(mixed)), [OperationReply::Dead, OperationReply::Dead]);
-    b.manifest.connection.execute("UPDATE spokes SET state = 'disabled'", []).unwrap();
+    let set = |to| Command::SetSpoke(SetSpoke { spoke_id: spoke("s"), to });
+    assert_eq!(b.apply(set(SpokeState::Disabled)), Reply::Done);
     assert_eq!(b.batch(batch(bundle_ref("s", 1))), [OperationReply::Dead, OperationReply::Dead]);
     let late = Batch {
         bundles: vec![],

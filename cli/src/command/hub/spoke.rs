@@ -2,16 +2,28 @@
 
 use barque_bundle::ByteSize;
 use barque_bundle::quantity::parse_duration;
-use barque_bundle::wire::{AddSpokeRequest, AddSpokeResponse, SPOKES, SpokeList};
+use barque_bundle::wire::{
+    AddSpokeRequest, AddSpokeResponse, SPOKES, SetSpokeRequest, SpokeLine, SpokeList,
+};
 
 use super::{Context, client};
-use crate::args::{HubSpokeAddArgs, HubSpokeVerb, HubTargetArgs};
+use crate::args::{HubSpokeAddArgs, HubSpokeArgs, HubSpokeVerb, HubTargetArgs};
 use crate::{exit, output};
 
 pub async fn run(context: &Context, verb: HubSpokeVerb) -> anyhow::Result<u8> {
     match verb {
         HubSpokeVerb::Add(args) => add(context, args).await,
         HubSpokeVerb::Ls(target) => list(context, &target).await,
+        HubSpokeVerb::Show(args) => {
+            let line = client(context, &args.target)?.get(&path(&args)).await?;
+            show(context, &line)
+        }
+        HubSpokeVerb::Disable(args) => set(context, &args, false).await,
+        HubSpokeVerb::Enable(args) => set(context, &args, true).await,
+        HubSpokeVerb::Rm(args) => {
+            let line = client(context, &args.target)?.delete(&path(&args)).await?;
+            show(context, &line)
+        }
     }
 }
 
@@ -42,16 +54,39 @@ async fn list(context: &Context, target: &HubTargetArgs) -> anyhow::Result<u8> {
         output::json(&list)?;
         return Ok(exit::OK);
     }
-    for s in &list.spokes {
-        output::line(&format!(
-            "{}  {}  {} files  {}  last seen {}  {} pending",
-            s.spoke_id,
-            s.state,
-            s.files,
-            ByteSize(s.bytes),
-            s.last_seen.map_or("never".to_owned(), |t| t.to_string()),
-            s.report.pending_files
-        ));
+    list.spokes.iter().for_each(print);
+    Ok(exit::OK)
+}
+
+fn path(args: &HubSpokeArgs) -> String {
+    format!("{SPOKES}/{}", args.id)
+}
+
+async fn set(context: &Context, args: &HubSpokeArgs, enabled: bool) -> anyhow::Result<u8> {
+    let request = SetSpokeRequest { enabled };
+    let line = client(context, &args.target)?.post(&path(args), &request).await?;
+    show(context, &line)
+}
+
+fn show(context: &Context, line: &SpokeLine) -> anyhow::Result<u8> {
+    if context.global.json {
+        output::json(line)?;
+    } else if !context.global.quiet {
+        print(line);
     }
     Ok(exit::OK)
+}
+
+fn print(s: &SpokeLine) {
+    output::line(&format!(
+        "{}  {}  {} files  {}  last seen {}  {} pending ({})  key {}",
+        s.spoke_id,
+        s.state,
+        s.files,
+        ByteSize(s.bytes),
+        s.last_seen.map_or("never".to_owned(), |t| t.to_string()),
+        s.report.pending_files,
+        ByteSize(s.report.pending_bytes),
+        s.key_id.as_deref().unwrap_or("none")
+    ));
 }

@@ -39,7 +39,11 @@ pub fn apply(c: &Connection, command: &Enroll, at: Timestamp) -> rusqlite::Resul
          VALUES (?1, ?2, ?3, 'active', ?4)",
         params![key_id.as_str(), spoke, command.public_key.to_string(), at.unix_ms()],
     )?;
-    c.execute("UPDATE spokes SET state = 'active' WHERE spoke_id = ?1", [spoke])?;
+    // A disabled spoke stays so: only an operator enables it.
+    c.execute(
+        "UPDATE spokes SET state = 'active' WHERE spoke_id = ?1 AND state = 'announced'",
+        [spoke],
+    )?;
     c.execute(
         "UPDATE enrollments SET key_id = ?2, used_at = ?3 WHERE secret_hash = ?1",
         params![hash, key_id.as_str(), at.unix_ms()],
