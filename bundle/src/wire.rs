@@ -20,6 +20,7 @@ pub const ENROLL: &str = "/api/v1/enroll";
 pub const SPOKES: &str = "/api/v1/sync-spokes";
 pub const TOKENS: &str = "/api/v1/tokens";
 pub const FILES: &str = "/api/v1/files";
+pub const CHANGES: &str = "/api/v1/changes";
 
 /// Most entries of one reconcile request.
 pub const RECONCILE_ENTRIES_MAX: usize = 10_000;
@@ -355,6 +356,29 @@ pub struct FileList {
     /// Give it as `after_path` for the next page; absent on the last one.
     pub next_after_path: Option<String>,
     pub hub_epoch: HubEpoch,
+    pub position: u64,
+}
+
+/// One change of the manifest, in commit order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeLine {
+    /// Never reused; give the last one as `after` to go on.
+    pub position: u64,
+    /// `registered`, `holders`, `removed`, `lost` or `restored`.
+    pub kind: String,
+    /// Landed name: `{spoke_id}/{path}`.
+    pub path: String,
+    /// As the file stands now, which later changes may have made.
+    pub sha256: Sha256Digest,
+    pub size_bytes: u64,
+    pub state: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ChangeList {
+    pub changes: Vec<ChangeLine>,
+    pub hub_epoch: HubEpoch,
+    /// The head: nothing is behind it.
     pub position: u64,
 }
 

@@ -4,9 +4,11 @@
 //! operator: its peer's uid is checked and it acts as admin.
 
 pub mod body;
+mod changes;
 mod enroll;
 mod files;
 mod problem;
+mod range;
 mod status;
 mod sync;
 mod sync_spokes;
@@ -63,6 +65,7 @@ fn routes() -> Router<Arc<Parts>> {
         .route("/api/v1/tokens/{name}", delete(tokens::remove))
         .route(wire::FILES, get(files::list))
         .route("/api/v1/files/{*path}", get(files::read))
+        .route(wire::CHANGES, get(changes::list))
         .route("/healthz", get(status::health))
         .route("/readyz", get(status::ready))
         .route("/hub/status", get(status::status))

@@ -44,6 +44,21 @@ pub fn call(address: &str, method: &str, path: &str, token: Option<&str>, body: 
     parse(&raw)
 }
 
+/// A request without a body and with these headers.
+pub fn call_with(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(super::site::DEADLINE)).unwrap();
+    let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut raw = Vec::new();
+    stream.read_to_end(&mut raw).unwrap();
+    parse(&raw)
+}
+
 fn parse(raw: &[u8]) -> Answer {
     let end = raw.windows(4).position(|w| w == b"\r\n\r\n").expect("an HTTP answer");
     let head = String::from_utf8_lossy(&raw[..end]).into_owned();

@@ -23,6 +23,7 @@ pub fn trials() -> Vec<Trial> {
         trial!(a_hub_stops_cleanly_and_two_hubs_on_one_folder_are_refused),
         trial!(unknown_settings_and_bad_flags_are_refused_by_name),
         trial!(files_are_listed_by_name_in_pages_and_read_by_token),
+        trial!(every_change_is_listed_once_by_position_and_a_cursor_outside_is_gone),
         trial!(a_vanished_pending_file_is_skipped_and_not_failed),
         trial!(a_source_that_was_away_for_a_pass_is_delivered_when_it_is_back),
         trial!(a_hub_whose_data_is_gone_back_in_time_is_offered_everything_again),
@@ -248,6 +249,16 @@ fn files_are_listed_by_name_in_pages_and_read_by_token() {
     let head = get("HEAD", &url, &token);
     assert_eq!((head.status, head.body.len()), (200, 0));
     assert!(head.head.contains(&format!("content-length: {}", tiny(1).len())), "{}", head.head);
+    let part = crate::http::call_with(
+        &hub.address,
+        "GET",
+        &url,
+        &[("Authorization", &format!("Bearer {token}")), ("Range", "bytes=-4")],
+    );
+    assert_eq!((part.status, part.body.as_slice()), (206, b"PAR1".as_slice()));
+    let len = tiny(1).len();
+    let range = format!("content-range: bytes {}-{}/{len}", len - 4, len - 1);
+    assert!(part.head.contains(&range), "{}", part.head);
     assert_eq!(get("GET", "/api/v1/files/s/d/m/none.parquet", &token).status, 404);
     assert_eq!(get("GET", "/api/v1/files/s/..%2f..%2fidentity.json", &token).status, 404);
     assert_eq!(get("GET", "/api/v1/tokens", &token).status, 403);
@@ -427,4 +438,33 @@ fn a_disabled_spoke_is_refused_loses_nothing_and_a_removed_one_keeps_its_files()
     assert_eq!(run(&["hub", "spoke", "add", "S", "--data", &data]).0, 4);
     assert_eq!(run(&["hub", "spoke", "show", "t", "--data", &data]).0, 1);
     assert_eq!(site.manifest().len(), 2);
+}
+
+fn every_change_is_listed_once_by_position_and_a_cursor_outside_is_gone() {
+    let site = Site::new();
+    let hub = site.hub_with("127.0.0.1:0", &["--plain"]);
+    let spoke = site.spoke("s");
+    for n in 0..5 {
+        spoke.put(&format!("d/m/{n}.parquet"), &tiny(n));
+    }
+    assert_eq!(spoke.push().count("sent"), 5);
+    let added = json(&["hub", "token", "add", "--name", "r", "--data", &site.data(), "--json"]);
+    let token = added["token"].as_str().unwrap();
+    let get = |path: &str| crate::http::call(&hub.address, "GET", path, Some(token), b"");
+    let (mut after, mut seen) = (0, Vec::new());
+    loop {
+        let page = get(&format!("/api/v1/changes?after={after}&limit=2")).json();
+        assert_eq!(page["position"], 5);
+        let changes = page["changes"].as_array().unwrap().clone();
+        let Some(last) = changes.last() else { break };
+        after = last["position"].as_u64().unwrap();
+        assert!(changes.iter().all(|c| c["kind"] == "registered" && c["state"] == "held"));
+        seen.extend(changes.iter().map(|c| c["path"].as_str().unwrap().to_owned()));
+    }
+    seen.sort();
+    assert_eq!(seen, site.manifest().into_keys().collect::<Vec<_>>());
+    let gone = get("/api/v1/changes?after=6");
+    assert_eq!((gone.status, gone.code().as_str()), (410, "above_head"));
+    assert_eq!(get("/api/v1/changes?after=x").code(), "query_malformed");
+    assert_eq!(crate::http::call(&hub.address, "GET", "/api/v1/changes", None, b"").status, 401);
 }

@@ -1,18 +1,19 @@
 //! `/api/v1/files`: the manifest by name, and the bytes of one landed file.
 
-use std::io::Read;
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::header;
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use barque_bundle::wire::{FileList, Role};
 use barque_bundle::{ErrorKind, Timestamp, platform};
 use serde::Deserialize;
 
+use super::range::{self, Wanted};
 use super::{Operator, Problem, ascii};
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
@@ -61,13 +62,51 @@ pub async fn read(
     State(parts): State<Arc<Parts>>,
     operator: Operator,
     Path(landed): Path<String>,
+    asked: HeaderMap,
 ) -> Result<Response, Problem> {
     operator.require(&parts, Role::Reader).await?;
     parts.require_ready()?;
-    let opening = Arc::clone(&parts);
-    let opened = tokio::task::spawn_blocking(move || open(&opening, &landed));
-    let file = opened.await.map_err(|e| Error::Malformed(e.to_string()))??;
-    let pieces = futures_util::stream::try_unfold(file.bytes, |mut bytes| async move {
+    let opened = tokio::task::spawn_blocking(move || {
+        let mut file = open(&parts, &landed)?;
+        let etag = format!("\"{}\"", file.sha256);
+        let wanted = range::wanted(&asked, &etag, file.size_bytes);
+        if let Wanted::Part(part) = &wanted {
+            let sought = file.bytes.seek(SeekFrom::Start(part.start));
+            sought.map_err(Error::io("cannot read", landed))?;
+        }
+        Ok::<_, Error>((file, etag, wanted))
+    });
+    let (file, etag, wanted) = opened.await.map_err(|e| Error::Malformed(e.to_string()))??;
+    let size = file.size_bytes;
+    let (status, len) = match &wanted {
+        Wanted::Whole => (StatusCode::OK, size),
+        Wanted::Part(part) => (StatusCode::PARTIAL_CONTENT, part.end - part.start),
+        Wanted::NotModified => (StatusCode::NOT_MODIFIED, 0),
+        Wanted::Unsatisfiable => (StatusCode::RANGE_NOT_SATISFIABLE, 0),
+    };
+    let mut response = (status, pieces(file.bytes.take(len))).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, ascii("application/vnd.apache.parquet"));
+    headers.insert(header::ACCEPT_RANGES, ascii("bytes"));
+    headers.insert(header::ETAG, ascii(&etag));
+    headers.insert(header::LAST_MODIFIED, ascii(&http_date(file.received_at)));
+    if wanted != Wanted::NotModified {
+        headers.insert(header::CONTENT_LENGTH, ascii(&len.to_string()));
+    }
+    let range = match wanted {
+        Wanted::Part(p) => Some(format!("bytes {}-{}/{size}", p.start, p.end - 1)),
+        Wanted::Unsatisfiable => Some(format!("bytes */{size}")),
+        _ => None,
+    };
+    if let Some(range) = range {
+        headers.insert(header::CONTENT_RANGE, ascii(&range));
+    }
+    Ok(response)
+}
+
+/// A file's bytes as a body, read piece by piece.
+fn pieces(bytes: std::io::Take<std::fs::File>) -> Body {
+    Body::from_stream(futures_util::stream::try_unfold(bytes, |mut bytes| async move {
         let read = tokio::task::spawn_blocking(move || {
             let mut buffer = vec![0u8; PIECE_BYTES];
             let n = bytes.read(&mut buffer)?;
@@ -76,18 +115,11 @@ pub async fn read(
         });
         let (buffer, bytes) = read.await.map_err(std::io::Error::other)??;
         Ok::<_, std::io::Error>((!buffer.is_empty()).then_some((buffer, bytes)))
-    });
-    let mut response = Body::from_stream(pieces).into_response();
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, ascii("application/vnd.apache.parquet"));
-    headers.insert(header::CONTENT_LENGTH, ascii(&file.size_bytes.to_string()));
-    headers.insert(header::ETAG, ascii(&format!("\"{}\"", file.sha256)));
-    headers.insert(header::LAST_MODIFIED, ascii(&http_date(file.received_at)));
-    Ok(response)
+    }))
 }
 
 struct OpenFile {
-    bytes: std::io::Take<std::fs::File>,
+    bytes: std::fs::File,
     sha256: barque_bundle::Sha256Digest,
     size_bytes: u64,
     received_at: Timestamp,
@@ -136,7 +168,7 @@ fn open(parts: &Parts, landed: &str) -> Result<OpenFile, Error> {
         absent(ErrorKind::Unavailable, "file_unavailable", "the copy on this node cannot be read")
     })?;
     Ok(OpenFile {
-        bytes: file.take(row.size_bytes),
+        bytes: file,
         sha256: row.sha256,
         size_bytes: row.size_bytes,
         received_at: row.received_at,

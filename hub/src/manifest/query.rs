@@ -1,6 +1,6 @@
 //! Reads of the manifest. None of them changes anything.
 
-use barque_bundle::wire::{FileLine, Role, SpokeLine, TokenLine};
+use barque_bundle::wire::{ChangeLine, FileLine, Role, SpokeLine, TokenLine};
 use barque_bundle::{
     HubEpoch, HubId, KeyId, PublicKey, Sha256Digest, SpokeId, Timestamp, receipt::Wanted,
 };
@@ -282,6 +282,30 @@ pub fn wanted(c: &Connection, spoke: &SpokeId, limit: u32) -> Result<Vec<Wanted>
             let (_, path) =
                 barque_bundle::LandedName::parse(&landed).ok_or(rusqlite::Error::InvalidQuery)?;
             Ok(Wanted { path, sha256: digest(r, "sha256")? })
+        })
+        .map_err(wrap())?;
+    rows.collect::<Result<_, _>>().map_err(wrap())
+}
+
+/// Changes behind a position, in commit order.
+pub fn changes(c: &Connection, after: u64, limit: u32) -> Result<Vec<ChangeLine>, Error> {
+    let mut statement = c
+        .prepare_cached(
+            "SELECT c.position, c.kind, c.path, f.sha256, f.size_bytes, f.state
+             FROM changes c JOIN files f ON f.path = c.path
+             WHERE c.position > ?1 ORDER BY c.position LIMIT ?2",
+        )
+        .map_err(wrap())?;
+    let rows = statement
+        .query_map(params![signed(after), limit], |r| {
+            Ok(ChangeLine {
+                position: unsigned(r.get("position")?),
+                kind: r.get("kind")?,
+                path: r.get("path")?,
+                sha256: digest(r, "sha256")?,
+                size_bytes: unsigned(r.get("size_bytes")?),
+                state: r.get("state")?,
+            })
         })
         .map_err(wrap())?;
     rows.collect::<Result<_, _>>().map_err(wrap())
