@@ -40,8 +40,34 @@ impl Error {
         }
     }
 
+    /// Whether a database cannot be believed any more; a ledger can be made anew from the hub.
+    pub fn is_damage(&self) -> bool {
+        use rusqlite::ErrorCode;
+        let Self::Sqlite { source, .. } = self else {
+            return false;
+        };
+        let is_code = matches!(
+            source.sqlite_error_code(),
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+        );
+        // A value that its own reader cannot read was not written by it.
+        is_code || matches!(source, rusqlite::Error::InvalidQuery)
+    }
+
     pub fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { what, path, source }
     }
+}
+
+/// The whole chain of causes in one line, outermost first.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(e) = source {
+        text.push_str(": ");
+        text.push_str(&e.to_string());
+        source = e.source();
+    }
+    text
 }

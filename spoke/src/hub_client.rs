@@ -26,6 +26,7 @@ use futures_util::StreamExt as _;
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER, SERVER};
 
 use crate::edge::Edge;
+use crate::error::chain;
 use crate::pin::{PinnedTls, Roots, Times};
 use body::{ChannelWriter, Moved, write_stream};
 pub use body::{Parcel, Progress};
@@ -462,17 +463,6 @@ async fn whole(response: reqwest::Response) -> Result<Bytes, WholeError> {
 fn not_the_hub(status: u16, server: String, bytes: &[u8]) -> CallError {
     let start = String::from_utf8_lossy(&bytes[..bytes.len().min(64)]).into_owned();
     CallError::NotTheHub { status, server, start: barque_bundle::path::printable(&start) }
-}
-
-fn chain(e: &dyn std::error::Error) -> String {
-    let mut text = e.to_string();
-    let mut source = e.source();
-    while let Some(e) = source {
-        text.push_str(": ");
-        text.push_str(&e.to_string());
-        source = e.source();
-    }
-    text
 }
 
 /// Splits a byte stream into lines.

@@ -65,6 +65,26 @@ impl Ledger {
         Ok(Self { path: path.to_owned(), connection })
     }
 
+    /// Moves a damaged ledger and its journals aside; the name it has now. Nothing is deleted.
+    pub fn set_aside(path: &Path, now: Timestamp) -> Result<PathBuf, Error> {
+        let aside = |suffix: &str| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(format!(".damaged-{}{suffix}", now.unix_ms()));
+            PathBuf::from(name)
+        };
+        for suffix in ["-wal", "-shm", ""] {
+            let mut from = path.as_os_str().to_owned();
+            from.push(suffix);
+            match std::fs::rename(&from, aside(suffix)) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Error::io("cannot set aside", PathBuf::from(from))(e));
+                }
+                _ => {}
+            }
+        }
+        Ok(aside(""))
+    }
+
     pub(crate) fn wrap(&self) -> impl FnOnce(rusqlite::Error) -> Error {
         let path = self.path.clone();
         move |source| Error::Sqlite { path, source }

@@ -81,7 +81,30 @@ impl From<Error> for Stop {
 }
 
 /// Runs one pass against the first hub of the state folder.
+///
+/// The ledger is a cache of truth: one that is damaged is set aside, and a new one is made by
+/// hashing and asking the hub, without sending what the hub holds.
 pub async fn push(
+    state: &StateFolder,
+    edge: &Edge,
+    mode: Mode,
+    events: Events<'_>,
+) -> Result<PushReport, Error> {
+    match one_pass(state, edge, mode, events).await {
+        Err(e) if e.is_damage() && mode == Mode::Real => {
+            let aside = Ledger::set_aside(&state.ledger(), edge.now())?;
+            tracing::warn!(
+                error = %crate::error::chain(&e),
+                aside = %aside.display(),
+                "the ledger is damaged: it is set aside and made anew from the files and the hub"
+            );
+            one_pass(state, edge, mode, events).await
+        }
+        other => other,
+    }
+}
+
+async fn one_pass(
     state: &StateFolder,
     edge: &Edge,
     mode: Mode,

@@ -19,6 +19,7 @@ pub fn trials() -> Vec<Trial> {
         trial!(sp_02_new_content_of_the_same_size_and_time_is_noticed_and_never_overwrites),
         trial!(sp_03_links_are_never_followed_and_a_hard_link_is_a_file),
         trial!(sp_05_awkward_names_land_byte_for_byte_or_are_held_back_by_rule),
+        trial!(sp_08_a_damaged_ledger_is_set_aside_and_rebuilt_without_sending_anything_again),
         trial!(sp_09_markers_and_temporary_files_beside_the_data_are_passed_over),
         trial!(pq_01_a_file_that_was_empty_lands_once_it_is_whole),
         trial!(op_01_of_passes_at_once_one_runs_and_the_others_leave_with_7),
@@ -371,4 +372,56 @@ fn op_01_a_killed_pass_and_a_lock_file_by_hand_lock_nobody_out() {
     let pass = spoke.push();
     assert_eq!((pass.code, pass.count("left")), (0, 0), "{pass:?}");
     site.assert_landed(&[&spoke]);
+}
+
+/// Ways in which a ledger comes back from a power cut or a bad card.
+const DAMAGES: [&str; 7] =
+    ["deleted", "emptied", "truncated", "overwritten", "garbage", "without its journal", "old"];
+
+fn damage(ledger: &std::path::Path, old: &std::path::Path, how: &str) {
+    use std::os::unix::fs::FileExt as _;
+    let journal = std::path::PathBuf::from(format!("{}-wal", ledger.display()));
+    let open = || fs::File::options().write(true).open(ledger).unwrap();
+    let _ = how == "without its journal" || fs::remove_file(&journal).is_ok();
+    match how {
+        "deleted" => fs::remove_file(ledger).unwrap(),
+        "emptied" => open().set_len(0).unwrap(),
+        "truncated" => open().set_len(5000).unwrap(),
+        "overwritten" => open().write_all_at(&[0xa5; 8192], 3 * 4096).unwrap(),
+        "garbage" => fs::write(ledger, vec![0x5a; 20_000]).unwrap(),
+        "without its journal" => drop(fs::remove_file(&journal)),
+        _ => drop(fs::copy(old, ledger).unwrap()),
+    }
+}
+
+fn sp_08_a_damaged_ledger_is_set_aside_and_rebuilt_without_sending_anything_again() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let state = std::path::PathBuf::from(spoke.state());
+    let (ledger, old) = (state.join("ledger.db"), site.path().join("old.db"));
+    spoke.put("d/m/first.parquet", &tiny(1));
+    assert_eq!(spoke.push().count("sent"), 1);
+    fs::copy(&ledger, &old).unwrap();
+    for n in 2..60 {
+        spoke.put(&format!("d/m/2024/03/31/02/f{n}.parquet"), &tiny(n));
+    }
+    assert_eq!(spoke.push().count("sent"), 58);
+    let before = site.manifest();
+    for how in DAMAGES {
+        damage(&ledger, &old, how);
+        let pass = spoke.push();
+        assert_eq!(
+            (pass.code, pass.count("sent"), pass.count("present")),
+            (0, 0, 59),
+            "{how}: {pass:?}"
+        );
+        assert_eq!(spoke.status()["synced"], 59, "{how}");
+        assert_eq!(site.manifest(), before, "{how}");
+    }
+    let kept = fs::read_dir(&state).unwrap().flatten();
+    let kept = kept.filter(|i| i.file_name().to_string_lossy().contains(".damaged-")).count();
+    assert!(kept >= 2, "{kept} damaged ledgers are kept");
+    spoke.put("d/m/last.parquet", &tiny(99));
+    assert_eq!(spoke.push().count("sent"), 1);
 }
