@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+pub use barque_bundle::error::chain;
 use barque_bundle::{ErrorKind, Timestamp};
 
 /// A refusal as it reaches a caller: kind, stable code, sentence, and what is needed to act.
@@ -106,16 +107,4 @@ impl Error {
 
 fn is_disk_full(e: &rusqlite::Error) -> bool {
     e.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
-}
-
-/// The whole chain of causes in one line, outermost first.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(e) = source {
-        text.push_str(": ");
-        text.push_str(&e.to_string());
-        source = e.source();
-    }
-    text
 }

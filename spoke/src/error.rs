@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use barque_bundle::ErrorKind;
+pub(crate) use barque_bundle::error::chain;
 
 use crate::hub_client::CallError;
 
@@ -58,16 +59,4 @@ impl Error {
         let path = path.into();
         move |source| Self::Io { what, path, source }
     }
-}
-
-/// The whole chain of causes in one line, outermost first.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(e) = source {
-        text.push_str(": ");
-        text.push_str(&e.to_string());
-        source = e.source();
-    }
-    text
 }

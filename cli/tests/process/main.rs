@@ -64,10 +64,17 @@ pub fn lacks_shared(path: &str) -> Option<String> {
 
 /// A path in the folder beside the project that holds files from elsewhere.
 pub fn shared(path: &str) -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(path)
+    here().join("../../shared").join(path)
 }
 
 /// The project's own fixtures.
 pub fn fixture(path: &str) -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(path)
+    here().join("../fixtures").join(path)
+}
+
+/// This package's folder, asked at run time: a shared build folder may hold a binary that another
+/// clone made.
+fn here() -> std::path::PathBuf {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR");
+    here.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
 }
