@@ -115,7 +115,7 @@ impl Hub {
         let landing = Landing::open(&config.landing(), &staging_folder)?;
         let staging = Arc::new(Staging::open(&staging_folder, ledger.clone())?);
         let node = Arc::new(Node::start(log, manifest, Alone, config.data.clone())?);
-        let proposer = Proposer::start(Arc::clone(&node), Arc::clone(&clock));
+        let proposer = Proposer::start(Arc::clone(&node), Arc::clone(&clock), &config.data);
         let promoted = watch::Sender::new(ledger.promotion_cursor()?);
         let ready = watch::Sender::new(false);
         let started_at = clock();

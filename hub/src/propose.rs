@@ -5,11 +5,12 @@
 //! (D4).
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use barque_bundle::ErrorKind;
+use barque_bundle::{ErrorKind, platform};
 use barque_raft::{Node, ProposeError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -27,6 +28,9 @@ const LEADER_WAIT: Duration = Duration::from_secs(5);
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 /// How long a caller waits for its turn and its answer together.
 const QUEUE_WAIT: Duration = Duration::from_secs(50);
+/// Bytes that stay free for the databases (a small file system keeps a twentieth): a full disk
+/// under its log stops a Raft node for good, so a proposal is refused before that.
+const LOG_ROOM_BYTES: u64 = 8 * 1024 * 1024;
 /// Groups that wait before callers do.
 const QUEUE: usize = 256;
 
@@ -47,6 +51,7 @@ pub struct Proposer {
     clock: Clock,
     queue: mpsc::Sender<Group>,
     counts: Arc<Counts>,
+    data: Arc<Path>,
 }
 
 /// How many proposals and operations went out.
@@ -58,13 +63,14 @@ pub struct Counts {
 
 impl Proposer {
     /// Starts the task that groups; it ends with the last handle.
-    pub fn start(node: Arc<Node>, clock: Clock) -> Self {
+    pub fn start(node: Arc<Node>, clock: Clock, data: &Path) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        let proposer = Self { node, clock, queue, counts: Arc::default() };
+        let proposer = Self { node, clock, queue, counts: Arc::default(), data: data.into() };
         let core = Core {
             node: Arc::clone(&proposer.node),
             clock: Arc::clone(&proposer.clock),
             counts: Arc::clone(&proposer.counts),
+            data: Arc::clone(&proposer.data),
         };
         tokio::spawn(core.run(waiting));
         proposer
@@ -108,8 +114,28 @@ impl Proposer {
     /// The reply to one command that goes out alone.
     pub async fn command(&self, command: Command) -> Result<Reply, Refusal> {
         let envelope = Envelope { at: (self.clock)(), command };
-        propose(&self.node, command::encode(&envelope)).await
+        propose(&self.node, &self.data, command::encode(&envelope)).await
     }
+}
+
+/// Refuses while the databases have no room to write the proposal down.
+fn require_room(data: &Path, bytes: usize) -> Result<(), Refusal> {
+    let sizes = platform::free_bytes(data).and_then(|f| Ok((f, platform::total_bytes(data)?)));
+    // What cannot be looked at is no reason to refuse: the write itself will say.
+    let Ok((free, total)) = sizes else { return Ok(()) };
+    let needed = LOG_ROOM_BYTES.min(total / 20).saturating_add(4 * bytes as u64);
+    if free >= needed {
+        return Ok(());
+    }
+    tracing::error!(folder = %data.display(), free, needed, "no room for the databases");
+    Err(Refusal::new(
+        ErrorKind::Full,
+        "hub_full",
+        format!(
+            "the hub's data folder has {free} bytes free and needs {needed}; \
+             free space there, nothing was lost"
+        ),
+    ))
 }
 
 fn unknown() -> Refusal {
@@ -156,6 +182,7 @@ struct Core {
     node: Arc<Node>,
     clock: Clock,
     counts: Arc<Counts>,
+    data: Arc<Path>,
 }
 
 impl Core {
@@ -189,7 +216,7 @@ impl Core {
         self.counts.proposals.fetch_add(1, Ordering::Relaxed);
         self.counts.operations.fetch_add(batch.operations.len() as u64, Ordering::Relaxed);
         let envelope = Envelope { at: (self.clock)(), command: Command::Batch(batch) };
-        let reply = propose(&self.node, command::encode(&envelope)).await;
+        let reply = propose(&self.node, &self.data, command::encode(&envelope)).await;
         let mut replies = match reply {
             Ok(Reply::Batch(replies)) => replies.into_iter(),
             Ok(_) => {
@@ -239,7 +266,8 @@ fn at_index(operation: Operation, index: Option<u32>) -> Operation {
     }
 }
 
-async fn propose(node: &Node, bytes: Vec<u8>) -> Result<Reply, Refusal> {
+async fn propose(node: &Node, data: &Path, bytes: Vec<u8>) -> Result<Reply, Refusal> {
+    require_room(data, bytes.len())?;
     let deadline = Instant::now() + LEADER_WAIT;
     loop {
         let proposed = tokio::time::timeout(ANSWER_WAIT, node.propose(bytes.clone())).await;
