@@ -192,6 +192,9 @@ fn the_documents_that_a_user_needs_are_there_and_name_every_verb() {
     for verb in [
         "push",
         "status",
+        "passes",
+        "config show",
+        "config example",
         "enroll",
         "ledger requeue",
         "ledger dismiss",
@@ -207,6 +210,7 @@ fn the_documents_that_a_user_needs_are_there_and_name_every_verb() {
         "hub token ls",
         "hub token rm",
         "hub files",
+        "hub schemas",
         "hub status",
         "sample",
         "demo",

@@ -9,8 +9,8 @@
 
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
-/// How deep structs and containers may nest in a footer.
-const DEPTH_MAX: u32 = 64;
+use crate::thrift::{ThriftError, Walker};
+
 /// Nonce and tag behind a signed plain footer.
 const FOOTER_SIGNATURE_BYTES: u64 = 28;
 /// Magic, one footer byte, footer length, magic.
@@ -46,6 +46,15 @@ pub enum DoorError {
     Footer(&'static str),
     #[error("the file cannot be read")]
     Io(#[from] io::Error),
+}
+
+impl From<ThriftError> for DoorError {
+    fn from(e: ThriftError) -> Self {
+        match e {
+            ThriftError::Malformed(why) => Self::Footer(why),
+            ThriftError::Io(e) => Self::Io(e),
+        }
+    }
 }
 
 impl DoorError {
@@ -94,9 +103,9 @@ pub fn check(file: &mut (impl Read + Seek)) -> Result<Kind, DoorError> {
     }
     if head == Kind::Plain {
         file.seek(SeekFrom::Start(size - 8 - u64::from(len)))?;
-        let mut footer = Footer { inner: BufReader::new(file), left: u64::from(len) };
-        footer.skip_struct(0)?;
-        if footer.left != 0 && footer.left != FOOTER_SIGNATURE_BYTES {
+        let mut footer = Walker::new(BufReader::new(file), u64::from(len));
+        footer.skip_struct()?;
+        if footer.left() != 0 && footer.left() != FOOTER_SIGNATURE_BYTES {
             return Err(DoorError::Footer("it ends before the footer does"));
         }
     }
@@ -112,109 +121,6 @@ fn magic_at(file: &mut (impl Read + Seek), at: u64) -> Result<Option<Kind>, Door
         b"PARE" => Some(Kind::EncryptedFooter),
         _ => None,
     })
-}
-
-/// A footer being walked: `left` bytes of it are unread.
-struct Footer<R> {
-    inner: R,
-    left: u64,
-}
-
-const SHORT: DoorError = DoorError::Footer("it runs past the footer's end");
-
-impl<R: Read> Footer<R> {
-    fn byte(&mut self) -> Result<u8, DoorError> {
-        if self.left == 0 {
-            return Err(SHORT);
-        }
-        let mut b = [0u8];
-        self.inner.read_exact(&mut b)?;
-        self.left -= 1;
-        Ok(b[0])
-    }
-
-    fn skip(&mut self, n: u64) -> Result<(), DoorError> {
-        if n > self.left {
-            return Err(SHORT);
-        }
-        let copied = io::copy(&mut (&mut self.inner).take(n), &mut io::sink())?;
-        self.left -= copied;
-        if copied == n { Ok(()) } else { Err(SHORT) }
-    }
-
-    fn varint(&mut self) -> Result<u64, DoorError> {
-        let mut value = 0u64;
-        for shift in (0..64).step_by(7) {
-            let b = self.byte()?;
-            value |= u64::from(b & 0x7f) << shift;
-            if b & 0x80 == 0 {
-                return Ok(value);
-            }
-        }
-        Err(DoorError::Footer("a number has more than ten bytes"))
-    }
-
-    fn skip_struct(&mut self, depth: u32) -> Result<(), DoorError> {
-        loop {
-            let head = self.byte()?;
-            if head == 0 {
-                return Ok(());
-            }
-            if head >> 4 == 0 {
-                self.varint()?;
-            }
-            match head & 15 {
-                1 | 2 => {}
-                kind => self.skip_value(kind, depth)?,
-            }
-        }
-    }
-
-    fn skip_value(&mut self, kind: u8, depth: u32) -> Result<(), DoorError> {
-        if depth >= DEPTH_MAX {
-            return Err(DoorError::Footer("it nests too deep"));
-        }
-        match kind {
-            1..=3 => self.skip(1),
-            4..=6 => self.varint().map(drop),
-            7 => self.skip(8),
-            8 => {
-                let len = self.varint()?;
-                self.skip(len)
-            }
-            9 | 10 => self.skip_list(depth + 1),
-            11 => self.skip_map(depth + 1),
-            12 => self.skip_struct(depth + 1),
-            13 => self.skip(16),
-            _ => Err(DoorError::Footer("it holds an unknown type")),
-        }
-    }
-
-    // Every element takes at least one byte, so a lying count ends at the footer's end.
-    fn skip_list(&mut self, depth: u32) -> Result<(), DoorError> {
-        let head = self.byte()?;
-        let count = match head >> 4 {
-            15 => self.varint()?,
-            n => u64::from(n),
-        };
-        for _ in 0..count {
-            self.skip_value(head & 15, depth)?;
-        }
-        Ok(())
-    }
-
-    fn skip_map(&mut self, depth: u32) -> Result<(), DoorError> {
-        let count = self.varint()?;
-        if count == 0 {
-            return Ok(());
-        }
-        let kinds = self.byte()?;
-        for _ in 0..count {
-            self.skip_value(kinds >> 4, depth)?;
-            self.skip_value(kinds & 15, depth)?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

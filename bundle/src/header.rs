@@ -1,5 +1,6 @@
 //! A bundle's header (`manifest.json`) and its detached signature (`manifest.sig`).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Sha256Digest;
@@ -55,7 +56,7 @@ pub struct Header {
 }
 
 /// A bundle that left on a drive and has not been acknowledged.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct InTransit {
     pub bundle_id: BundleId,
     pub label: Option<String>,

@@ -4,6 +4,7 @@
 //! this crate owns their shape, their checks and their signatures.
 //! It never opens a connection, reads a clock or makes randomness: those come in as values.
 
+pub mod database;
 pub mod digest;
 pub mod door;
 pub mod entry;
@@ -18,7 +19,9 @@ pub mod platform;
 pub mod quantity;
 pub mod ranges;
 pub mod receipt;
+mod schema;
 pub mod stream;
+pub mod thrift;
 pub mod time;
 pub mod wire;
 

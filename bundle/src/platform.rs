@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -15,8 +16,25 @@ use rustix::io::Errno;
 /// A failed sync condemns what it covered: the kernel may have dropped the pages, so the caller
 /// must not call again and believe a success.
 pub fn sync(file: &File) -> io::Result<()> {
-    crate::fault::before_sync()?;
-    file.sync_all()
+    let synced = crate::fault::before_sync().and_then(|()| file.sync_all());
+    let count = if synced.is_ok() { &SYNCS_DONE } else { &SYNCS_FAILED };
+    count.fetch_add(1, Ordering::Relaxed);
+    synced
+}
+
+static SYNCS_DONE: AtomicU64 = AtomicU64::new(0);
+static SYNCS_FAILED: AtomicU64 = AtomicU64::new(0);
+
+/// How many syncs this process has made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Syncs {
+    pub done: u64,
+    pub failed: u64,
+}
+
+/// Syncs of files and folders since the process started; those of SQLite are not counted.
+pub fn syncs() -> Syncs {
+    Syncs { done: SYNCS_DONE.load(Ordering::Relaxed), failed: SYNCS_FAILED.load(Ordering::Relaxed) }
 }
 
 /// Makes the names in a folder durable.
@@ -138,6 +156,37 @@ pub fn free_bytes(path: &Path) -> io::Result<u64> {
 pub fn total_bytes(path: &Path) -> io::Result<u64> {
     let stat = rustix::fs::statvfs(path)?;
     Ok(stat.f_blocks.saturating_mul(stat.f_frsize))
+}
+
+/// Whether the file system that holds `path` lets nothing be written.
+pub fn is_read_only(path: &Path) -> bool {
+    rustix::fs::statvfs(path)
+        .is_ok_and(|s| s.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+}
+
+/// The mount that holds `path` (or, while it does not exist, its folder), if it is read-only.
+pub fn read_only_mount(path: &Path) -> Option<PathBuf> {
+    let there = path.ancestors().find(|p| p.exists())?;
+    is_read_only(there)
+        .then(|| mount_of(&fs::canonicalize(there).unwrap_or_else(|_| there.to_owned())))
+}
+
+/// The deepest mount point above a path, as Linux lists them (`proc(5)`, mountinfo); the path
+/// itself where there is no such list.
+fn mount_of(path: &Path) -> PathBuf {
+    let list = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = list.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
+    let above = mounts.filter(|m| path.starts_with(m));
+    above.max_by_key(|m| m.as_os_str().len()).unwrap_or_else(|| path.to_owned())
+}
+
+/// Blanks, tabs, line ends and backslashes stand there as `\\040` and the like.
+fn unescaped(text: &str) -> PathBuf {
+    let mut out = text.to_owned();
+    for (code, plain) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {
+        out = out.replace(code, plain);
+    }
+    out.into()
 }
 
 /// The user that this process acts as.

@@ -4,6 +4,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Sha256Digest;
@@ -17,7 +18,9 @@ const LABEL: &str = "barque-receipt-v2";
 const VERSION: u32 = 2;
 
 /// What became of one file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// New, durable and in the manifest.
@@ -66,7 +69,7 @@ impl Outcome {
 }
 
 /// One line of `outcomes.jsonl`; lines ascend by path bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OutcomeLine {
     pub path: FilePath,
     pub sha256: Sha256Digest,
@@ -131,7 +134,7 @@ impl Counts {
 }
 
 /// A file that the hub asks for again: it knew it and has it no more.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Wanted {
     pub path: FilePath,
     pub sha256: Sha256Digest,
@@ -173,7 +176,7 @@ pub struct Draft {
 }
 
 /// A receipt as it stands in JSON answers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WireReceipt {
     /// Base64 of the exact bytes of `ack.json`.
     pub ack: String,

@@ -2,6 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Sha256Digest;
@@ -21,6 +22,7 @@ pub const SPOKES: &str = "/api/v1/sync-spokes";
 pub const TOKENS: &str = "/api/v1/tokens";
 pub const FILES: &str = "/api/v1/files";
 pub const CHANGES: &str = "/api/v1/changes";
+pub const SCHEMAS: &str = "/api/v1/schemas";
 
 /// Most entries of one reconcile request.
 pub const RECONCILE_ENTRIES_MAX: usize = 10_000;
@@ -28,7 +30,7 @@ pub const RECONCILE_ENTRIES_MAX: usize = 10_000;
 pub const REQUEST_ID: &str = "x-request-id";
 
 /// An error answer (RFC 9457) with what a caller needs to act.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Problem {
     /// The status text.
     pub title: String,
@@ -48,7 +50,7 @@ pub struct Problem {
 }
 
 /// `POST /api/v1/sync/reconcile`: which of these files does the hub lack?
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ReconcileRequest {
     pub series: SeriesId,
     pub seq_head: u64,
@@ -69,7 +71,7 @@ pub struct ReconcileRequest {
 }
 
 /// An entry whose path has not been judged: one bad path never fails a page.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct WireEntry {
     pub path: String,
     pub sha256: Sha256Digest,
@@ -91,7 +93,7 @@ impl From<&Entry> for WireEntry {
 }
 
 /// What a spoke tells of itself at each check-in.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SpokeReport {
     #[serde(default)]
     pub version: String,
@@ -101,7 +103,7 @@ pub struct SpokeReport {
     pub pending_bytes: u64,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ReconcileResponse {
     pub missing: Vec<String>,
     pub present: Vec<String>,
@@ -118,13 +120,13 @@ pub struct ReconcileResponse {
     pub receipt: WireReceipt,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ConflictLine {
     pub path: String,
     pub their_sha256: Sha256Digest,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RefusedLine {
     pub path: String,
     pub code: String,
@@ -132,7 +134,7 @@ pub struct RefusedLine {
 }
 
 /// One line of the answer to a bundle stream (NDJSON); only the last one counts.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BundleLine {
     /// A hint that this file is through.
@@ -144,7 +146,7 @@ pub enum BundleLine {
 }
 
 /// Why a hub ended a bundle before its last file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Stopped {
     pub status: u16,
     pub code: String,
@@ -189,7 +191,7 @@ impl EnrollToken {
 const ENROLL_LABEL: &str = "barque-enroll-v1";
 
 /// `POST /api/v1/enroll`: a spoke hands in its key for a one-time token.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct EnrollRequest {
     pub spoke_id: SpokeId,
     pub secret: String,
@@ -222,7 +224,7 @@ fn proof_parts(hub: &HubId, spoke: &SpokeId, secret: &str, key: &str) -> [String
     [hub.to_string(), spoke.to_string(), secret.to_owned(), key.to_owned()]
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct EnrollResponse {
     pub spoke_id: SpokeId,
     pub hub_id: HubId,
@@ -233,14 +235,14 @@ pub struct EnrollResponse {
 }
 
 /// `POST /api/v1/sync-spokes`: announce a spoke and get its one-time token.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AddSpokeRequest {
     pub spoke_id: SpokeId,
     /// How long the token may wait to be used.
     pub expires_in_ms: u64,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AddSpokeResponse {
     pub spoke_id: SpokeId,
     pub token: String,
@@ -250,32 +252,37 @@ pub struct AddSpokeResponse {
 }
 
 /// `POST /api/v1/sync-spokes/{id}`: enable or disable a spoke.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetSpokeRequest {
     pub enabled: bool,
 }
 
 /// One spoke as `GET /api/v1/sync-spokes` lists it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct SpokeLine {
     pub spoke_id: SpokeId,
     pub state: String,
     pub key_id: Option<String>,
     pub created_at: Timestamp,
+    /// When it enrolled: its first call.
+    #[serde(default)]
+    pub first_seen: Option<Timestamp>,
     pub last_seen: Option<Timestamp>,
     pub files: u64,
     pub bytes: u64,
     pub report: SpokeReport,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct SpokeList {
     pub spokes: Vec<SpokeLine>,
 }
 
 /// Who may do what with a bearer token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     Reader,
@@ -305,33 +312,33 @@ impl Role {
     }
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AddTokenRequest {
     pub name: String,
     pub role: Role,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AddTokenResponse {
     pub name: String,
     pub role: Role,
     pub token: String,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct TokenLine {
     pub name: String,
     pub role: Role,
     pub created_at: Timestamp,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct TokenList {
     pub tokens: Vec<TokenLine>,
 }
 
 /// One landed file as `GET /api/v1/files` lists it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FileLine {
     /// `{spoke_id}/{path}`, as it stands below `landing/`.
     pub path: String,
@@ -348,9 +355,19 @@ pub struct FileLine {
     pub state: String,
     pub copies: u32,
     pub position: u64,
+    /// What the footer says, once the file was looked at.
+    #[serde(default)]
+    pub rows: Option<u64>,
+    #[serde(default)]
+    pub row_groups: Option<u64>,
+    #[serde(default)]
+    pub schema_id: Option<Sha256Digest>,
+    /// Why the Parquet reader could not read it.
+    #[serde(default)]
+    pub unread: Option<String>,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct FileList {
     pub files: Vec<FileLine>,
     /// Give it as `after_path` for the next page; absent on the last one.
@@ -359,8 +376,57 @@ pub struct FileList {
     pub position: u64,
 }
 
+/// A leaf column of a Parquet schema.
+#[derive(
+    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+pub struct Column {
+    /// Names from the top, with dots between.
+    pub path: String,
+    /// `INT64`, `DOUBLE`, `BYTE_ARRAY`, `FIXED_LEN_BYTE_ARRAY(16)`, ...
+    pub physical: String,
+    /// `string`, `timestamp(us,utc)`, `decimal(10,2)`, ...; empty when there is none.
+    pub logical: String,
+    /// `REQUIRED`, `OPTIONAL` or `REPEATED`.
+    pub repetition: String,
+}
+
+/// One schema that files of a measurement have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SchemaLine {
+    /// SHA-256 over the leaf columns.
+    pub schema_id: Sha256Digest,
+    pub files: u64,
+    pub rows: u64,
+    /// Start of the first and the last partition of such a file, where the path says it.
+    pub first_partition: Option<Timestamp>,
+    pub last_partition: Option<Timestamp>,
+    pub columns: Vec<Column>,
+}
+
+/// The schemas of one measurement, over all spokes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MeasurementSchemas {
+    /// Absent for files whose path has fewer than three segments.
+    pub database: Option<String>,
+    pub measurement: Option<String>,
+    /// Oldest partition first.
+    pub schemas: Vec<SchemaLine>,
+    /// Columns that have another type in one schema than in another.
+    pub differing: Vec<String>,
+    /// Files that the Parquet reader could not read (they landed all the same).
+    pub unread_files: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct SchemaList {
+    pub measurements: Vec<MeasurementSchemas>,
+    /// Files that landed and were not looked at yet.
+    pub undescribed_files: u64,
+}
+
 /// One change of the manifest, in commit order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeLine {
     /// Never reused; give the last one as `after` to go on.
     pub position: u64,
@@ -374,7 +440,7 @@ pub struct ChangeLine {
     pub state: String,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeList {
     pub changes: Vec<ChangeLine>,
     pub hub_epoch: HubEpoch,
@@ -383,7 +449,7 @@ pub struct ChangeList {
 }
 
 /// The answer of `GET /hub/status`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct HubStatus {
     pub hub_id: HubId,
     pub hub_epoch: HubEpoch,

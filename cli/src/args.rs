@@ -51,6 +51,9 @@ pub enum Command {
     /// Show how this spoke stands with its hub; works without a network
     #[command(after_help = "Example:\n  barque status --state ./rocket --json")]
     Status(StateArgs),
+    /// List the last passes: when, what came of them, and why one ended early
+    #[command(after_help = "Example:\n  barque passes --limit 20 --state ./rocket")]
+    Passes(PassesArgs),
     /// Make this machine a spoke of a hub
     #[command(
         after_help = "Example:\n  barque enroll \"$TOKEN\" --state ./rocket --source ./telemetry\n  ssh hub barque hub spoke add rocket-01 | barque enroll - --state ./rocket --source ./telemetry"
@@ -60,6 +63,11 @@ pub enum Command {
     Ledger {
         #[command(subcommand)]
         verb: LedgerVerb,
+    },
+    /// Show the settings and where each comes from, or print a file to start from
+    Config {
+        #[command(subcommand)]
+        verb: ConfigVerb,
     },
     /// Run a hub, and manage it
     Hub {
@@ -107,6 +115,15 @@ pub struct PushArgs {
 }
 
 #[derive(ClapArgs, Debug)]
+pub struct PassesArgs {
+    #[command(flatten)]
+    pub state: StateArgs,
+    /// At most so many, newest first; 1000 are kept
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    pub limit: u64,
+}
+
+#[derive(ClapArgs, Debug)]
 pub struct EnrollArgs {
     /// The one-time token that `barque hub spoke add` printed; `-` reads it from stdin
     pub token: String,
@@ -145,6 +162,35 @@ pub struct LedgerArgs {
 }
 
 #[derive(Subcommand, Debug)]
+pub enum ConfigVerb {
+    /// Every setting, its value, and where that comes from
+    #[command(after_help = "Example:\n  barque config show --state ./rocket")]
+    Show(ConfigShowArgs),
+    /// Print a settings file with every key, its default and one line of meaning
+    #[command(
+        after_help = "Example:\n  barque config example hub > barque.toml\n  barque config example spoke > ./rocket/spoke.toml"
+    )]
+    Example {
+        /// Whose settings
+        part: ConfigPart,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ConfigPart {
+    Spoke,
+    Hub,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct ConfigShowArgs {
+    #[command(flatten)]
+    pub state: StateArgs,
+    #[command(flatten)]
+    pub data: DataArgs,
+}
+
+#[derive(Subcommand, Debug)]
 pub enum HubVerb {
     /// Make a hub: its root key, TLS authority and data folder
     #[command(
@@ -169,6 +215,11 @@ pub enum HubVerb {
         after_help = "Example:\n  barque hub files --prefix rocket-01/factory/ --data ./hub --json"
     )]
     Files(HubFilesArgs),
+    /// List per measurement which schemas its files have, and the columns whose types differ
+    #[command(
+        after_help = "Example:\n  barque hub schemas factory/ --data ./hub\n  barque hub schemas --data ./hub --json"
+    )]
+    Schemas(HubSchemasArgs),
     /// Show how the hub stands
     #[command(after_help = "Example:\n  barque hub status --data ./hub --json")]
     Status(HubTargetArgs),
@@ -299,6 +350,15 @@ pub struct HubFilesArgs {
     /// At most so many
     #[arg(long, value_name = "N")]
     pub limit: Option<u64>,
+    #[command(flatten)]
+    pub target: HubTargetArgs,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct HubSchemasArgs {
+    /// Only measurements whose `database/measurement` starts with this
+    #[arg(default_value = "")]
+    pub prefix: String,
     #[command(flatten)]
     pub target: HubTargetArgs,
 }

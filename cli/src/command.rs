@@ -1,8 +1,10 @@
 //! One file a verb.
 
+mod config;
 mod enroll;
 mod hub;
 mod ledger;
+mod passes;
 mod push;
 mod sample;
 mod status;
@@ -35,8 +37,10 @@ pub async fn run(args: Args) -> anyhow::Result<u8> {
     match args.command {
         Command::Push(args) => push::run(&context, &args).await,
         Command::Status(args) => status::run(&context, &args),
+        Command::Passes(args) => passes::run(&context, &args),
         Command::Enroll(args) => enroll::run(&context, args).await,
         Command::Ledger { verb } => ledger::run(&context, verb),
+        Command::Config { verb } => config::run(&context, verb),
         Command::Hub { verb } => hub::run(&context, verb).await,
         Command::Sample(args) => sample::run(&context, &args),
         Command::Demo(args) => demo::run(&context, &args).await,

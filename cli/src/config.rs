@@ -2,14 +2,22 @@
 //!
 //! Looked for at `--config`, else `./barque.toml`, else `/etc/barque/barque.toml`.
 
+pub mod keys;
+
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
+use barque_bundle::ByteSize;
+use barque_bundle::quantity::parse_duration;
+use barque_hub::HubConfig;
 use serde::Deserialize;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct FileConfig {
+    /// The file that was read, if there is one.
+    #[serde(skip)]
+    pub path: Option<PathBuf>,
     #[serde(default)]
     pub spoke: SpokeSection,
     #[serde(default)]
@@ -17,30 +25,37 @@ pub struct FileConfig {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct SpokeSection {
-    /// The spoke's state folder.
     pub state: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct HubSection {
-    /// The hub's data folder.
     pub data: Option<PathBuf>,
-    /// Address and port to listen on.
     pub listen: Option<String>,
-    /// Serve plain HTTP.
     pub plain: Option<bool>,
     #[serde(default)]
     pub landing: LandingSection,
+    #[serde(default)]
+    pub limits: LimitsSection,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct LandingSection {
-    /// Where files land; its staging folder stands beside it.
     pub dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct LimitsSection {
+    pub streams: Option<usize>,
+    pub reserve: Option<ByteSize>,
+    #[serde(default, deserialize_with = "duration")]
+    pub body_idle: Option<Duration>,
+}
+
+fn duration<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(d)?;
+    parse_duration(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
 const DEFAULT_STATE: &str = "/var/lib/barque/spoke";
@@ -61,10 +76,19 @@ impl FileConfig {
         };
         let text = std::fs::read_to_string(&path)
             .with_context(|| format!("cannot read {}", path.display()))?;
-        Self::parse(&text).with_context(|| format!("{} is not understood", path.display()))
+        let mut config =
+            Self::parse(&text).with_context(|| format!("{} is not understood", path.display()))?;
+        config.path = Some(path);
+        Ok(config)
     }
 
     fn parse(text: &str) -> anyhow::Result<Self> {
+        if let Some((name, nearest)) = keys::unknown(&text.parse()?) {
+            let hint = nearest.map_or(String::new(), |n| format!("; did you mean {n}?"));
+            anyhow::bail!(
+                "there is no setting {name}{hint} (`barque config example hub` lists them)"
+            );
+        }
         Ok(toml::from_str(text)?)
     }
 
@@ -77,16 +101,38 @@ impl FileConfig {
             .or_else(|| self.hub.data.clone())
             .unwrap_or_else(|| DEFAULT_DATA.into())
     }
+
+    /// The hub that is to run: flags (which hold their variables), then the file, then defaults.
+    pub fn hub(
+        &self,
+        data: Option<PathBuf>,
+        listen: Option<String>,
+        plain: Option<bool>,
+    ) -> HubConfig {
+        let file = &self.hub;
+        let mut config = HubConfig::new(self.data(data));
+        if let Some(listen) = listen.or_else(|| file.listen.clone()) {
+            config.listen = listen;
+        }
+        config.plain = plain.or(file.plain).unwrap_or(false);
+        config.landing_dir = file.landing.dir.clone();
+        let limits = &file.limits;
+        config.streams_max = limits.streams.unwrap_or(config.streams_max).max(1);
+        config.reserve_bytes = limits.reserve.map_or(config.reserve_bytes, |r| r.0);
+        config.body_idle = limits.body_idle.unwrap_or(config.body_idle);
+        config
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::keys::File;
     use super::*;
 
     #[test]
-    fn an_unknown_key_is_refused_with_the_ones_there_are() {
+    fn an_unknown_key_is_refused_with_a_suggestion() {
         let e = FileConfig::parse("[hub]\nlisen = \"x\"").unwrap_err().to_string();
-        assert!(e.contains("lisen") && e.contains("listen"), "{e}");
+        assert!(e.contains("hub.lisen") && e.contains("did you mean hub.listen?"), "{e}");
     }
 
     #[test]
@@ -95,5 +141,30 @@ mod tests {
         assert_eq!(file.state(Some("/flag".into())), PathBuf::from("/flag"));
         assert_eq!(file.state(None), PathBuf::from("/s"));
         assert_eq!(file.data(Some("/flag".into())), PathBuf::from("/flag"));
+    }
+
+    #[test]
+    fn the_example_is_the_default_and_every_key_is_read() {
+        let example = keys::example(File::Barque, "hub");
+        let read = FileConfig::parse(&example).unwrap();
+        assert_eq!(read.data(Some(DEFAULT_DATA.into())), PathBuf::from(DEFAULT_DATA));
+        let (a, b) = (read.hub(None, None, None), FileConfig::default().hub(None, None, None));
+        assert_eq!(format!("{a:?}"), format!("{b:?}"));
+        let changed = example
+            .replace("# dir = \"/srv/landing\"", "dir = \"/l\"")
+            .replace("64MiB", "1MiB")
+            .replace("= 64\n", "= 7\n")
+            .replace("60s", "5s")
+            .replace("false", "true")
+            .replace("0.0.0.0:7171", "127.0.0.1:1");
+        let c = FileConfig::parse(&changed).unwrap().hub(None, None, None);
+        assert_eq!((c.reserve_bytes, c.streams_max, c.plain), (1 << 20, 7, true));
+        assert_eq!((c.body_idle, c.listen.as_str()), (Duration::from_secs(5), "127.0.0.1:1"));
+        assert_eq!(c.landing(), PathBuf::from("/l"));
+        assert!(FileConfig::parse("[hub.limits]\nreserve = \"64\"").is_err());
+        let spoke = keys::example(File::Spoke, "");
+        let spoke = spoke.replace("# source", "source").replace("# hubs", "hubs");
+        let spoke: barque_spoke::SpokeConfig = toml::from_str(&spoke).unwrap();
+        assert_eq!(spoke, barque_spoke::SpokeConfig::new("/srv/telemetry".into()));
     }
 }

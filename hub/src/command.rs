@@ -2,7 +2,7 @@
 //!
 //! Everything a command decides on stands in it: the proposer stamps time and ids (A1).
 
-use barque_bundle::wire::{Role, SpokeReport};
+use barque_bundle::wire::{Column, Role, SpokeReport};
 use barque_bundle::{
     BundleId, FilePath, HubEpoch, HubId, KeyId, PublicKey, Ranges, SeriesId, Sha256Digest, SpokeId,
     Timestamp,
@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// The newest command version that this program proposes and applies.
-pub const VERSION: u8 = 1;
+/// The newest command version that this program applies; what it proposes has the lowest version
+/// that knows it. Version 2 added `Describe`.
+pub const VERSION: u8 = 2;
 /// Most operations of one batch.
 pub const BATCH_OPERATIONS_MAX: usize = 1_000;
 /// Most bytes of one batch, before the fields that stand once.
@@ -35,9 +36,14 @@ pub enum Command {
     RemoveToken { name: String },
     RaiseStageFloor { node_id: u64, floor: u64 },
     Batch(Batch),
+    Describe(Describe),
 }
 
 impl Command {
+    fn version(&self) -> u8 {
+        if matches!(self, Self::Describe(_)) { 2 } else { 1 }
+    }
+
     /// Whether it may register a file.
     pub fn registers(&self) -> bool {
         let is_register = |op: &Operation| matches!(op, Operation::Register(_));
@@ -144,6 +150,33 @@ pub struct Holder {
     pub stage_no: u64,
 }
 
+/// What the footers of landed files say; each schema stands once.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Describe {
+    pub schemas: Vec<SchemaColumns>,
+    pub files: Vec<Described>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SchemaColumns {
+    pub schema_id: Sha256Digest,
+    pub columns: Vec<Column>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Described {
+    /// Landed name; with `sha256` it says which content was looked at.
+    pub landed: String,
+    pub sha256: Sha256Digest,
+    pub facts: Footer,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Footer {
+    Read { rows: u64, row_groups: u64, schema_id: Sha256Digest },
+    Unread(String),
+}
+
 /// What a spoke says of itself, and the numbers that this answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CheckIn {
@@ -164,6 +197,19 @@ pub enum Reply {
     Batch(Vec<OperationReply>),
     /// The command changed nothing, for this reason.
     Refused(CommandRefusal),
+    /// Measurements that got a schema beside one they had.
+    Described(Vec<SchemaChange>),
+}
+
+/// The first file that brought a further schema to a measurement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SchemaChange {
+    pub database: String,
+    pub measurement: String,
+    pub landed: String,
+    pub schema_id: Sha256Digest,
+    /// The schema that most files had so far.
+    pub before: Sha256Digest,
 }
 
 /// Why `apply` refused; all of these are the caller's to mend.
@@ -205,17 +251,26 @@ pub enum OperationReply {
     },
 }
 
-/// The bytes that Raft carries.
-pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    let mut out = vec![VERSION];
+/// The bytes of a command that Raft carries.
+pub fn encode(envelope: &Envelope) -> Vec<u8> {
+    versioned(envelope.command.version(), envelope)
+}
+
+/// The bytes of a reply that Raft carries.
+pub fn encode_reply(reply: &Reply) -> Vec<u8> {
+    versioned(if matches!(reply, Reply::Described(_)) { 2 } else { 1 }, reply)
+}
+
+fn versioned<T: Serialize>(version: u8, value: &T) -> Vec<u8> {
+    let mut out = vec![version];
     rmp_serde::encode::write(&mut out, value).expect("commands hold only values that serde writes");
     out
 }
 
-/// The value of bytes that [`encode`] made; an unknown version stops the node rather than skips.
+/// The value of bytes that [`encode`] or [`encode_reply`] made; an unknown version stops the node rather than skips.
 pub fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     match bytes.split_first() {
-        Some((&VERSION, body)) => {
+        Some((1..=VERSION, body)) => {
             rmp_serde::from_slice(body).map_err(|e| Error::Malformed(e.to_string()))
         }
         Some((&found, _)) => Err(Error::CommandVersion { found, known: VERSION }),
@@ -254,8 +309,10 @@ mod tests {
 
     #[test]
     fn a_command_of_an_unknown_version_stops_rather_than_skips() {
-        let mut bytes = encode(&Reply::Done);
+        let mut bytes = encode_reply(&Reply::Done);
         assert_eq!(decode::<Reply>(&bytes).unwrap(), Reply::Done);
+        // What an older program knows keeps its older version.
+        assert_eq!(bytes[0], 1);
         bytes[0] = VERSION + 1;
         assert!(matches!(decode::<Reply>(&bytes), Err(Error::CommandVersion { .. })));
         assert!(decode::<Reply>(&[]).is_err());

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use barque_bundle::database::DatabaseError;
 pub use barque_bundle::error::chain;
-use barque_bundle::{ErrorKind, Timestamp};
+use barque_bundle::{ErrorKind, Timestamp, platform};
+use barque_raft::LogStoreError;
 
 /// A refusal as it reaches a caller: kind, stable code, sentence, and what is needed to act.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,8 +47,10 @@ pub enum Error {
     Sqlite { what: &'static str, source: rusqlite::Error },
     #[error("{what}: {path}")]
     Io { what: &'static str, path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
     #[error(
-        "{path} is at schema version {found}; this program knows up to {known}: use the newer program that wrote it"
+        "{path} is at version {found}; this program knows up to {known}: use the newer program that wrote it"
     )]
     Newer { path: PathBuf, found: i64, known: i64 },
     #[error(
@@ -71,8 +75,42 @@ impl Error {
             Self::Refused(r) => r.kind,
             Self::Io { source, .. } if barque_bundle::platform::is_full(source) => ErrorKind::Full,
             Self::Sqlite { source, .. } if is_disk_full(source) => ErrorKind::Full,
-            Self::Newer { .. } | Self::Unusable(_) => ErrorKind::Invalid,
+            _ if self.is_read_only() => ErrorKind::Unavailable,
+            Self::Database(DatabaseError::Newer { .. })
+            | Self::Newer { .. }
+            | Self::Log(LogStoreError::Newer { .. })
+            | Self::Unusable(_) => ErrorKind::Invalid,
             _ => ErrorKind::Internal,
+        }
+    }
+
+    /// Whether a file system let nothing be written.
+    fn is_read_only(&self) -> bool {
+        match self {
+            Self::Io { source, .. } | Self::Database(DatabaseError::Io { source, .. }) => {
+                source.kind() == std::io::ErrorKind::ReadOnlyFilesystem
+            }
+            Self::Sqlite { source, .. } | Self::Database(DatabaseError::Sqlite { source, .. }) => {
+                source.sqlite_error_code() == Some(rusqlite::ErrorCode::ReadOnly)
+            }
+            _ => false,
+        }
+    }
+
+    /// The whole chain for the log; a read-only file system is named by its mount.
+    pub fn told(&self) -> String {
+        let path = match self {
+            Self::Io { path, .. } if self.is_read_only() => path,
+            _ => return chain(self),
+        };
+        match platform::read_only_mount(path) {
+            Some(mount) => format!(
+                "{}; the file system mounted at {} is read-only: remount it writable, the hub \
+                 goes on by itself",
+                chain(self),
+                mount.display()
+            ),
+            None => chain(self),
         }
     }
 
@@ -96,6 +134,7 @@ impl Error {
                 "hub_full",
                 "the hub has no space left; nothing was lost, what was not acknowledged comes again",
             ),
+            e if e.is_read_only() => read_only(),
             _ => Refusal::new(
                 ErrorKind::Internal,
                 "hub_fault",
@@ -103,6 +142,15 @@ impl Error {
             ),
         }
     }
+}
+
+/// The hub cannot write for now.
+pub fn read_only() -> Refusal {
+    Refusal::new(
+        ErrorKind::Unavailable,
+        "hub_read_only",
+        "a file system of the hub is read-only; nothing was lost, its operator has to remount it",
+    )
 }
 
 fn is_disk_full(e: &rusqlite::Error) -> bool {

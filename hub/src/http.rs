@@ -3,12 +3,16 @@
 //! The public listener speaks TLS (plain only when asked); `hub.sock` is for the machine's own
 //! operator: its peer's uid is checked and it acts as admin.
 
+mod api;
 pub mod body;
 mod changes;
 mod enroll;
 mod files;
+mod metrics;
 mod problem;
 mod range;
+mod routes;
+mod schemas;
 mod status;
 mod sync;
 mod sync_spokes;
@@ -17,15 +21,14 @@ mod tokens;
 use std::future::Future;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::connect_info::ConnectInfo;
-use axum::extract::{Extension, Request};
+use axum::extract::{Extension, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{delete, get, post};
 use axum::serve::IncomingStream;
 use axum_server::tls_rustls::RustlsConfig;
 use barque_bundle::wire::{self, Role};
@@ -51,43 +54,35 @@ enum Door {
     Socket,
 }
 
-fn routes() -> Router<Arc<Parts>> {
-    Router::new()
-        .route(wire::RECONCILE, post(sync::reconcile))
-        .route(wire::BUNDLES, post(sync::bundles))
-        .route(wire::ENROLL, post(enroll::enroll))
-        .route(wire::SPOKES, get(sync_spokes::list).post(sync_spokes::add))
-        .route(
-            "/api/v1/sync-spokes/{id}",
-            get(sync_spokes::show).post(sync_spokes::set).delete(sync_spokes::remove),
-        )
-        .route(wire::TOKENS, get(tokens::list).post(tokens::add))
-        .route("/api/v1/tokens/{name}", delete(tokens::remove))
-        .route(wire::FILES, get(files::list))
-        .route("/api/v1/files/{*path}", get(files::read))
-        .route(wire::CHANGES, get(changes::list))
-        .route("/healthz", get(status::health))
-        .route("/readyz", get(status::ready))
-        .route("/hub/status", get(status::status))
+fn router(parts: Arc<Parts>, door: Door) -> Router {
+    routes::api()
+        .into_router()
         .fallback(problem::not_found)
         .method_not_allowed_fallback(problem::method_not_allowed)
-}
-
-fn router(parts: Arc<Parts>, door: Door) -> Router {
-    routes().layer(middleware::from_fn(log_request)).layer(Extension(door)).with_state(parts)
+        .layer(middleware::from_fn_with_state(Arc::clone(&parts), log_request))
+        .layer(Extension(door))
+        .with_state(parts)
 }
 
 /// One line an event, with the request id that the spoke logs too.
-async fn log_request(request: Request, next: Next) -> Response {
+async fn log_request(
+    State(parts): State<Arc<Parts>>,
+    route: Option<MatchedPath>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let started = Instant::now();
     let id = request.headers().get(wire::REQUEST_ID).cloned();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let mut response = next.run(request).await;
+    let (route, status) = (route.as_ref().map_or("none", MatchedPath::as_str), response.status());
+    parts.metrics.answered(&method, route, status.as_u16(), started.elapsed());
     let id = id.filter(|v| v.len() <= 64 && v.to_str().is_ok());
     tracing::debug!(
         request_id = id.as_ref().and_then(|v| v.to_str().ok()),
         %method,
         path = %barque_bundle::path::printable(&path),
-        status = response.status().as_u16(),
+        status = status.as_u16(),
         "request"
     );
     if let Some(id) = id {

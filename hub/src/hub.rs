@@ -12,12 +12,14 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::command::{Command, Init};
 use crate::config::{DataFolder, HubConfig};
+use crate::describe;
 use crate::error::{Error, Refusal};
 use crate::http;
 use crate::identity::Identity;
 use crate::landing::Landing;
 use crate::ledger::Ledger;
 use crate::manifest::{Manifest, Readers, query};
+use crate::metrics::Metrics;
 use crate::promote::Promoter;
 use crate::propose::Proposer;
 use crate::staging::Staging;
@@ -50,6 +52,7 @@ pub struct Parts {
     /// Bytes that streams under way have announced and not yet brought.
     pub announced_bytes: AtomicU64,
     pub started_at: Timestamp,
+    pub metrics: Metrics,
     /// The address that tokens carry.
     pub url: OnceLock<String>,
     epoch: OnceLock<HubEpoch>,
@@ -135,6 +138,7 @@ impl Hub {
             promoted: promoted.subscribe(),
             ready: ready.subscribe(),
             started_at,
+            metrics: Metrics::default(),
             url: OnceLock::new(),
             epoch: OnceLock::new(),
         });
@@ -192,7 +196,10 @@ async fn work(parts: Arc<Parts>, tasks: Tasks, entropy: [u8; 10]) -> Result<(), 
         let _ = promoted.wait_for(|p| *p >= head).await;
         tasks.ready.send_replace(true);
         tracing::info!(hub = %parts.identity.hub_id, position = head, "the hub is ready");
-        sweep::run(Arc::clone(&parts), Arc::clone(&promoter)).await;
+        tokio::join!(
+            sweep::run(Arc::clone(&parts), Arc::clone(&promoter)),
+            describe::run(Arc::clone(&parts))
+        );
     };
     tokio::select! {
         () = promoting => Err(Error::Unusable("promotion ended".to_owned())),

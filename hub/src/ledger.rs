@@ -2,20 +2,21 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use barque_bundle::database::Kind;
 use barque_bundle::{Sha256Digest, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
-use crate::database::Kind;
 use crate::error::Error;
 use crate::manifest::query::{digest, signed, unsigned};
 
 const KIND: Kind = Kind {
-    name: "node.db cannot be used",
-    version: 1,
     schema: include_str!("ledger/schema.sql"),
+    migrations: &[],
     synchronous: "FULL",
     journal_bytes: 16 << 20,
+    busy_wait: Duration::from_secs(30),
 };
 
 /// A whole, synced file in staging.
@@ -146,6 +147,15 @@ impl Ledger {
         rows.collect::<Result<_, _>>().map_err(wrap())
     }
 
+    /// How many files wait in staging for their promotion, and their bytes.
+    pub fn staged_sum(&self) -> Result<(u64, u64), Error> {
+        self.lock()
+            .query_row("SELECT count(*), coalesce(sum(size_bytes), 0) FROM staged", [], |r| {
+                Ok((unsigned(r.get(0)?), unsigned(r.get(1)?)))
+            })
+            .map_err(wrap())
+    }
+
     /// Whether a file in staging has a row, and so may have been answered for.
     pub fn is_staged(&self, stage_no: u64) -> Result<bool, Error> {
         self.lock()
@@ -212,5 +222,21 @@ impl Ledger {
             )
             .and_then(|mut s| s.query_row(params![landed, sha256.as_bytes()], |r| r.get(0)))
             .map_err(wrap())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_this_node_answers_for_is_on_disk_before_it_speaks() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(&dir.path().join("node.db")).unwrap();
+        let c = ledger.lock();
+        let synchronous: i64 = c.query_row("PRAGMA synchronous", [], |r| r.get(0)).unwrap();
+        let mode: String = c.query_row("PRAGMA journal_mode", [], |r| r.get(0)).unwrap();
+        // 2 is FULL.
+        assert_eq!((synchronous, mode.as_str()), (2, "wal"));
     }
 }

@@ -7,14 +7,16 @@
 pub mod client;
 pub mod command;
 pub mod config;
-pub mod database;
+pub mod describe;
 pub mod error;
+pub mod footer;
 pub mod http;
 pub mod hub;
 pub mod identity;
 pub mod landing;
 pub mod ledger;
 pub mod manifest;
+pub mod metrics;
 pub mod promote;
 pub mod propose;
 pub mod receive;

@@ -8,23 +8,24 @@ pub mod query;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use barque_bundle::database::Kind;
 use barque_bundle::fault;
 use barque_raft::{SnapshotView, StateMachine};
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 use tokio::sync::watch;
 
 use crate::command::{self, Envelope};
-use crate::database::Kind;
 use crate::error::Error;
 
 const KIND: Kind = Kind {
-    name: "manifest.db cannot be used",
-    version: 1,
     schema: include_str!("manifest/schema.sql"),
+    migrations: &[include_str!("manifest/migrations/2.sql")],
     // The log is purged only up to a checkpoint, so a lost tail is applied again.
     synchronous: "NORMAL",
     journal_bytes: 64 << 20,
+    busy_wait: Duration::from_secs(30),
 };
 
 /// The writing side, owned by Raft.
@@ -80,7 +81,7 @@ impl StateMachine for Manifest {
             if registers {
                 fault::after(fault::Step::Committed);
             }
-            replies.push(command::encode(&apply::apply(&tx, &envelope).map_err(wrap())?));
+            replies.push(command::encode_reply(&apply::apply(&tx, &envelope).map_err(wrap())?));
         }
         tx.execute(
             "INSERT OR REPLACE INTO meta (key, value) VALUES ('raft_state', ?1)",
@@ -130,8 +131,10 @@ impl StateMachine for Manifest {
         {
             let backup =
                 rusqlite::backup::Backup::new(&source, &mut self.connection).map_err(wrap())?;
-            backup.run_to_completion(1024, std::time::Duration::ZERO, None).map_err(wrap())?;
+            backup.run_to_completion(1024, Duration::ZERO, None).map_err(wrap())?;
         }
+        // A peer may still be at an older schema.
+        KIND.bring_up(&mut self.connection, &self.path)?;
         self.checkpoint()?;
         self.position.send_replace(query::counter(&self.connection, "position")?);
         std::fs::remove_file(file).map_err(Error::io("cannot remove", file))
@@ -146,7 +149,7 @@ impl SnapshotView for View {
         let copy = || -> rusqlite::Result<()> {
             let mut target = Connection::open(path)?;
             let backup = rusqlite::backup::Backup::new(&self.0, &mut target)?;
-            backup.run_to_completion(1024, std::time::Duration::ZERO, None)
+            backup.run_to_completion(1024, Duration::ZERO, None)
         };
         copy().map_err(std::io::Error::other)
     }
@@ -170,7 +173,10 @@ impl Readers {
     /// Runs a read on this thread, which it may block for the time of the query.
     pub fn read<T>(&self, f: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let connection = idle.map_or_else(|| KIND.open_reader(&self.path), Ok)?;
+        let connection = match idle {
+            Some(connection) => connection,
+            None => KIND.open_reader(&self.path)?,
+        };
         let answer = f(&connection);
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_MAX {

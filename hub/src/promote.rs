@@ -10,7 +10,7 @@ use std::sync::Arc;
 use barque_bundle::{fault, platform};
 use tokio::sync::watch;
 
-use crate::error::{Error, chain};
+use crate::error::Error;
 use crate::hub::Clock;
 use crate::landing::Landing;
 use crate::ledger::{Ledger, PromotedRow};
@@ -34,18 +34,24 @@ pub struct Promoter {
 impl Promoter {
     /// Promotes until the task is dropped; `done` follows the cursor.
     pub async fn run(self: Arc<Self>, mut head: watch::Receiver<u64>, done: watch::Sender<u64>) {
+        let mut failures = 0u32;
         loop {
             let me = Arc::clone(&self);
             let step = tokio::task::spawn_blocking(move || me.step()).await;
             match step {
                 Ok(Ok(cursor)) => {
+                    failures = 0;
                     done.send_replace(cursor);
                     if cursor >= *head.borrow_and_update() && head.changed().await.is_err() {
                         return;
                     }
                 }
                 Ok(Err(e)) => {
-                    tracing::error!(error = %chain(&e), "promotion failed; it is tried again");
+                    // Once a minute is enough for the log.
+                    if failures.is_multiple_of(60) {
+                        tracing::error!(error = %e.told(), "promotion failed; it is tried again");
+                    }
+                    failures += 1;
                     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
                 }
                 Err(e) => {

@@ -120,6 +120,11 @@ impl Proposer {
 
 /// Refuses while the databases have no room to write the proposal down.
 fn require_room(data: &Path, bytes: usize) -> Result<(), Refusal> {
+    // A read-only disk under its log stops a Raft node for good as well.
+    if platform::is_read_only(data) {
+        tracing::error!(folder = %data.display(), "the data folder is on a read-only file system");
+        return Err(crate::error::read_only());
+    }
     let sizes = platform::free_bytes(data).and_then(|f| Ok((f, platform::total_bytes(data)?)));
     // What cannot be looked at is no reason to refuse: the write itself will say.
     let Ok((free, total)) = sizes else { return Ok(()) };
@@ -327,7 +332,9 @@ mod tests {
         assert_eq!(parts.len(), 10);
         for (operations, bytes) in parts {
             assert_eq!(operations.len(), 1000);
-            let encoded = command::encode(&Batch { bundles: vec![], operations }).len();
+            let command = Command::Batch(Batch { bundles: vec![], operations });
+            let at = Timestamp::from_unix_ms(0);
+            let encoded = command::encode(&Envelope { at, command }).len();
             assert!(encoded <= bytes && encoded < BATCH_BYTES_MAX, "{encoded} {bytes}");
         }
     }

@@ -93,8 +93,9 @@ async fn run(
 }
 
 fn log_and_refuse(e: &Error) -> Refusal {
-    if e.kind() == ErrorKind::Internal || e.kind() == ErrorKind::Full {
-        tracing::error!(error = %chain(e), "a bundle was not taken whole");
+    if matches!(e.kind(), ErrorKind::Internal | ErrorKind::Full) || !matches!(e, Error::Refused(_))
+    {
+        tracing::error!(error = %e.told(), "a bundle was not taken whole");
     }
     e.to_refusal()
 }
@@ -246,6 +247,7 @@ impl Settler {
     }
 
     fn tell(&mut self, line: OutcomeLine) {
+        self.parts.metrics.settled(line.outcome);
         let _ = self.lines.try_send(BundleLine::Outcome(line.clone()));
         self.settled.push(line);
     }

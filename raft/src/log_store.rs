@@ -274,3 +274,19 @@ impl RaftLogStorage<TypeConfig> for LogStore {
             .map_err(|e| storage_error(ErrorSubject::Logs, ErrorVerb::Delete, &e))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_and_vote_are_on_disk_before_this_node_speaks() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = LogStore::create(&dir.path().join("raft.db"), 7).unwrap();
+        let c = log.lock();
+        let synchronous: i64 = c.query_row("PRAGMA synchronous", [], |r| r.get(0)).unwrap();
+        let mode: String = c.query_row("PRAGMA journal_mode", [], |r| r.get(0)).unwrap();
+        // 2 is FULL.
+        assert_eq!((synchronous, mode.as_str()), (2, "wal"));
+    }
+}

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use barque_bundle::ErrorKind;
+use barque_bundle::database::DatabaseError;
 pub(crate) use barque_bundle::error::chain;
+use barque_bundle::{ErrorKind, platform};
 
 use crate::hub_client::CallError;
 
@@ -17,6 +18,11 @@ pub enum Error {
         "{path} is at schema version {found}; this program knows up to {known}: use the newer program that wrote it"
     )]
     Newer { path: PathBuf, found: i64, known: i64 },
+    #[error(
+        "{path} cannot be written: the file system mounted at {mount} is read-only; nothing is \
+         lost, remount it writable (a worn SD card turns itself read-only) and run again"
+    )]
+    ReadOnly { path: PathBuf, mount: PathBuf, source: Box<Error> },
     #[error("{path} is malformed: {why}")]
     Malformed { path: PathBuf, why: String },
     #[error("another pass is already running on {path}: {since}")]
@@ -34,7 +40,7 @@ impl Error {
         match self {
             Self::Io { source, .. } if barque_bundle::platform::is_full(source) => ErrorKind::Full,
             Self::Sqlite { .. } | Self::Io { .. } => ErrorKind::Internal,
-            Self::AlreadyRunning { .. } => ErrorKind::Unavailable,
+            Self::AlreadyRunning { .. } | Self::ReadOnly { .. } => ErrorKind::Unavailable,
             Self::Malformed { .. } => ErrorKind::Corrupt,
             Self::Newer { .. } | Self::Usage(_) | Self::NotEnrolled(_) => ErrorKind::Invalid,
             Self::Call(e) => e.kind(),
@@ -55,8 +61,37 @@ impl Error {
         is_code || matches!(source, rusqlite::Error::InvalidQuery)
     }
 
+    /// Says which mount is read-only when that is what kept a file from being written.
+    pub(crate) fn explained(self) -> Self {
+        use rusqlite::ErrorCode;
+        let (path, may_be) = match &self {
+            Self::Sqlite { path, source } => {
+                let code = source.sqlite_error_code();
+                (path, matches!(code, Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen)))
+            }
+            Self::Io { path, source, .. } => {
+                (path, source.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
+            }
+            _ => return self,
+        };
+        match may_be.then(|| platform::read_only_mount(path)).flatten() {
+            Some(mount) => Self::ReadOnly { path: path.clone(), mount, source: Box::new(self) },
+            None => self,
+        }
+    }
+
     pub fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { what, path, source }
+    }
+}
+
+impl From<DatabaseError> for Error {
+    fn from(e: DatabaseError) -> Self {
+        match e {
+            DatabaseError::Sqlite { path, source } => Self::Sqlite { path, source },
+            DatabaseError::Newer { path, found, known } => Self::Newer { path, found, known },
+            DatabaseError::Io { what, path, source } => Self::Io { what, path, source },
+        }
     }
 }

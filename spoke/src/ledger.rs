@@ -4,19 +4,30 @@
 //! without a stored receipt cannot exist.
 
 pub mod change;
+pub mod passes;
 pub mod read;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use barque_bundle::database::{self, Kind};
 use barque_bundle::{HubEpoch, HubId, SeriesId, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use crate::error::Error;
 
 pub use change::Change;
+pub use passes::PassRow;
 pub use read::{FileRow, PageKey, StatRow, Tally};
 
-const SCHEMA_VERSION: i64 = 1;
+const KIND: Kind = Kind {
+    schema: include_str!("ledger/schema.sql"),
+    migrations: &[include_str!("ledger/migrations/2.sql")],
+    synchronous: "FULL",
+    journal_bytes: 16 << 20,
+    // Somebody looks at the ledger with a tool of theirs: a pass waits.
+    busy_wait: Duration::from_secs(120),
+};
 
 /// The open database.
 pub struct Ledger {
@@ -43,26 +54,7 @@ pub struct HubRow {
 impl Ledger {
     /// Opens or makes the ledger; a newer one is refused by name.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let wrap = |source| Error::Sqlite { path: path.to_owned(), source };
-        barque_bundle::platform::create_private(path).map_err(Error::io("cannot make", path))?;
-        let mut connection = Connection::open(path).map_err(wrap)?;
-        connection.pragma_update(None, "journal_mode", "WAL").map_err(wrap)?;
-        connection.pragma_update(None, "synchronous", "FULL").map_err(wrap)?;
-        connection.pragma_update(None, "foreign_keys", true).map_err(wrap)?;
-        connection.pragma_update(None, "journal_size_limit", 16 << 20).map_err(wrap)?;
-        connection.busy_timeout(std::time::Duration::from_secs(30)).map_err(wrap)?;
-        let found: i64 =
-            connection.query_row("PRAGMA user_version", [], |r| r.get(0)).map_err(wrap)?;
-        if found > SCHEMA_VERSION {
-            return Err(Error::Newer { path: path.to_owned(), found, known: SCHEMA_VERSION });
-        }
-        if found == 0 {
-            let tx = connection.transaction().map_err(wrap)?;
-            tx.execute_batch(include_str!("ledger/schema.sql")).map_err(wrap)?;
-            tx.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(wrap)?;
-            tx.commit().map_err(wrap)?;
-        }
-        Ok(Self { path: path.to_owned(), connection })
+        Ok(Self { path: path.to_owned(), connection: KIND.open(path)? })
     }
 
     /// Moves a damaged ledger and its journals aside; the name it has now. Nothing is deleted.
@@ -162,6 +154,27 @@ impl Ledger {
             .execute(&sql, params![hub_id.to_string(), value])
             .map(drop)
             .map_err(self.wrap())
+    }
+
+    /// Puts what the write-ahead log holds into the ledger, so that the log is short again.
+    ///
+    /// Somebody who keeps the ledger open for reading holds that up; then this says so.
+    pub fn tidy(&self) -> Result<(), Error> {
+        let is_held_up: bool = self
+            .connection
+            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |r| r.get(0))
+            .map_err(self.wrap())?;
+        let wal = database::wal_name(&self.path);
+        let wal_bytes = std::fs::metadata(&wal).map_or(0, |m| m.len());
+        if is_held_up {
+            tracing::warn!(
+                file = %wal.display(),
+                wal_bytes,
+                "another program keeps the ledger open, so this file cannot be emptied; \
+                 it shrinks after the first pass once that program has ended"
+            );
+        }
+        Ok(())
     }
 
     /// Runs `f` in one transaction; durable when this returns.

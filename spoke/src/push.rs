@@ -20,6 +20,7 @@ use crate::error::Error;
 use crate::fault::{self, Fault};
 use crate::hub_client::{CallError, HubClient, Party};
 use crate::identity::Identity;
+use crate::ledger::passes::PassEnd;
 use crate::ledger::{Change, FileRow, HubRow, Ledger, PageKey, StatRow};
 use crate::lock::Lock;
 use crate::look::{Looked, lies_still, look};
@@ -28,7 +29,7 @@ use crate::plan::State;
 use crate::scan::{ScanReport, Scanner};
 
 use report::Results;
-pub use report::{Conflict, Failure, PushReport};
+pub use report::{Conflict, Failure, NEEDS_A_PERSON, PushReport};
 
 /// Files offered in one request.
 const PAGE: usize = 2_000;
@@ -90,7 +91,7 @@ pub async fn push(
     mode: Mode,
     events: Events<'_>,
 ) -> Result<PushReport, Error> {
-    match one_pass(state, edge, mode, events).await {
+    let passed = match one_pass(state, edge, mode, events).await {
         Err(e) if e.is_damage() && mode == Mode::Real => {
             let aside = Ledger::set_aside(&state.ledger(), edge.now())?;
             tracing::warn!(
@@ -101,7 +102,8 @@ pub async fn push(
             one_pass(state, edge, mode, events).await
         }
         other => other,
-    }
+    };
+    passed.map_err(Error::explained)
 }
 
 async fn one_pass(
@@ -110,64 +112,99 @@ async fn one_pass(
     mode: Mode,
     events: Events<'_>,
 ) -> Result<PushReport, Error> {
-    let started = Instant::now();
     let config = SpokeConfig::load(state)?;
     let identity = Identity::load(state)?;
     let (identity, hub) = enrolled(state, identity, &config)?;
     let _lock = Lock::take(state, edge.now())?;
     let mut ledger = Ledger::open(&state.ledger())?;
     ledger.add_hub_if_missing(hub.hub_id, SeriesId::new(edge.now(), edge.id_bytes()))?;
-    if mode == Mode::Real {
-        ledger.recover(edge.now())?;
+    let opened = Opened { state, config: &config, identity: &identity, hub: &hub };
+    if mode == Mode::DryRun {
+        return opened.pass(&mut ledger, edge, mode, events).await;
     }
-    let source = Root::open(&config.source)
-        .map_err(Error::io("cannot open the source folder", &config.source))?;
-    let source = Arc::new(source);
-    let settle = config.settle_time().map_err(Error::Usage)?;
-    let mut restarts = 0;
-    let (mut receipts, mut hub_reached) = (0, false);
-    loop {
-        let scan_started = Instant::now();
-        let scan = Scanner {
-            source: &source,
-            state_folder: state.path(),
-            spoke_id: &identity.spoke_id,
-            hub_id: hub.hub_id,
-            ledger: &mut ledger,
-            edge,
-            settle,
-            dry: mode == Mode::DryRun,
-            events,
-        }
-        .scan()?;
-        let mut results = Results::new(scan, receipts);
-        results.hub_reached = hub_reached;
-        if mode == Mode::Real {
-            let client = client(&identity, &hub, &ledger, edge)?;
-            let mut pass = Pass {
-                client,
-                identity: &identity,
-                source: Arc::clone(&source),
-                settle,
-                hub: &hub,
-                ledger: &mut ledger,
+    ledger.recover(edge.now())?;
+    let number = ledger.begin_pass(edge.now())?;
+    let passed = opened.pass(&mut ledger, edge, mode, events).await;
+    let end = match &passed {
+        Ok(report) => report.end(),
+        Err(e) => PassEnd {
+            exit_code: e.kind().exit_code(),
+            reason: Some(crate::error::chain(e)),
+            ..PassEnd::default()
+        },
+    };
+    let noted = ledger.end_pass(number, &end, edge.now()).and_then(|()| ledger.tidy());
+    // What the pass itself met comes first.
+    passed.and_then(|report| noted.map(|()| report))
+}
+
+/// What a pass works with, once its state folder is read.
+struct Opened<'a> {
+    state: &'a StateFolder,
+    config: &'a SpokeConfig,
+    identity: &'a Identity,
+    hub: &'a HubEntry,
+}
+
+impl Opened<'_> {
+    async fn pass(
+        &self,
+        ledger: &mut Ledger,
+        edge: &Edge,
+        mode: Mode,
+        events: Events<'_>,
+    ) -> Result<PushReport, Error> {
+        let started = Instant::now();
+        let Self { state, config, identity, hub } = self;
+        let source = Root::open(&config.source)
+            .map_err(Error::io("cannot open the source folder", &config.source))?;
+        let source = Arc::new(source);
+        let settle = config.settle_time().map_err(Error::Usage)?;
+        let mut restarts = 0;
+        let (mut receipts, mut hub_reached) = (0, false);
+        loop {
+            let scan_started = Instant::now();
+            let scan = Scanner {
+                source: &source,
+                state_folder: state.path(),
+                spoke_id: &identity.spoke_id,
+                hub_id: hub.hub_id,
+                ledger,
                 edge,
+                settle,
+                dry: mode == Mode::DryRun,
                 events,
-                scan_started,
-                faults: 0,
-                breaks_in_a_row: 0,
-                faulted: HashSet::new(),
-                bodies_end: false,
-            };
-            let outcome = pass.run(&mut results).await;
-            if matches!(outcome, Ok(End::StartOver)) && restarts < RESTARTS_MAX {
-                restarts += 1;
-                (receipts, hub_reached) = (results.receipts, results.hub_reached);
-                continue;
             }
-            results.take_outcome(outcome)?;
+            .scan()?;
+            let mut results = Results::new(scan, receipts);
+            results.hub_reached = hub_reached;
+            if mode == Mode::Real {
+                let client = client(identity, hub, ledger, edge)?;
+                let mut pass = Pass {
+                    client,
+                    identity,
+                    source: Arc::clone(&source),
+                    settle,
+                    hub,
+                    ledger,
+                    edge,
+                    events,
+                    scan_started,
+                    faults: 0,
+                    breaks_in_a_row: 0,
+                    faulted: HashSet::new(),
+                    bodies_end: false,
+                };
+                let outcome = pass.run(&mut results).await;
+                if matches!(outcome, Ok(End::StartOver)) && restarts < RESTARTS_MAX {
+                    restarts += 1;
+                    (receipts, hub_reached) = (results.receipts, results.hub_reached);
+                    continue;
+                }
+                results.take_outcome(outcome)?;
+            }
+            return results.finish(ledger, hub.hub_id, &config.source, started.elapsed());
         }
-        return results.finish(&ledger, hub.hub_id, &config.source, started.elapsed());
     }
 }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::config::{SpokeConfig, StateFolder};
 use crate::error::Error;
 use crate::identity::Identity;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, PassRow};
 use crate::plan::State;
 
 #[derive(Debug, Serialize)]
@@ -41,6 +41,12 @@ impl HubStatus {
     pub fn needs_a_person(&self) -> bool {
         self.failed + self.conflict + self.modified > 0
     }
+}
+
+/// The last passes, newest first, at most `limit`; one that runs now is the first, without an end.
+pub fn passes(state: &StateFolder, limit: u64) -> Result<Vec<PassRow>, Error> {
+    SpokeConfig::load(state)?;
+    Ledger::open(&state.ledger()).and_then(|l| l.passes(limit)).map_err(Error::explained)
 }
 
 /// Reads the status; a pass that runs at the same time is not disturbed.

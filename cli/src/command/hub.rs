@@ -2,6 +2,7 @@
 
 mod files;
 mod init;
+mod schemas;
 mod serve;
 mod spoke;
 mod status;
@@ -20,6 +21,7 @@ pub async fn run(context: &Context, verb: HubVerb) -> anyhow::Result<u8> {
         HubVerb::Spoke { verb } => spoke::run(context, verb).await,
         HubVerb::Token { verb } => token::run(context, verb).await,
         HubVerb::Files(args) => files::run(context, args).await,
+        HubVerb::Schemas(args) => schemas::run(context, args).await,
         HubVerb::Status(args) => status::run(context, &args).await,
     }
 }

@@ -1,14 +1,14 @@
 //! `barque push`.
 
+use barque_bundle::ByteSize;
 use barque_bundle::path::printable;
-use barque_bundle::{ByteSize, ErrorKind};
 use barque_spoke::PushReport;
 use barque_spoke::push::{self, Event, Mode};
 use indicatif::ProgressBar;
 
 use super::{Context, edge};
 use crate::args::PushArgs;
-use crate::{exit, output};
+use crate::output;
 
 /// Held-back files that are named on a terminal.
 const HELD_BACK_SHOWN: usize = 10;
@@ -26,24 +26,7 @@ pub async fn run(context: &Context, args: &PushArgs) -> anyhow::Result<u8> {
         summary(&report, mode);
     }
     complain(&report, context);
-    Ok(code(&report, mode))
-}
-
-fn code(report: &PushReport, mode: Mode) -> u8 {
-    let is_fatal = |kind: ErrorKind| kind.exit_code() != exit::TRY_LATER;
-    match &report.error {
-        Some(e)
-            if report.stopped_by.as_deref() != Some("hub_not_reached") && is_fatal(e.kind()) =>
-        {
-            e.kind().exit_code()
-        }
-        // What only a person can mend comes before what time may mend.
-        _ if report.needs_a_person() && report.hub_reached => exit::NEEDS_A_PERSON,
-        _ if report.stopped_by.is_some() => exit::TRY_LATER,
-        _ if mode == Mode::Real && !report.hub_reached => exit::TRY_LATER,
-        _ if report.needs_a_person() => exit::NEEDS_A_PERSON,
-        _ => exit::OK,
-    }
+    Ok(report.exit_code())
 }
 
 fn show(bar: &ProgressBar, event: &Event) {

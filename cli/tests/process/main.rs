@@ -11,6 +11,7 @@ mod http;
 mod identity;
 mod kills;
 mod modes;
+mod operator;
 mod parquet_files;
 mod passes;
 mod proxy;
@@ -28,6 +29,7 @@ fn main() {
         parquet_files::trials(),
         readers::trials(),
         modes::trials(),
+        operator::trials(),
         cut::trials(),
         crashes::trials(),
         kills::trials(),

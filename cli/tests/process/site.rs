@@ -56,11 +56,16 @@ pub struct Site {
 impl Site {
     /// A folder in which a hub was made; others than its user may pass through.
     pub fn new() -> Self {
-        let dir = tempfile::Builder::new().prefix("barque-test-").tempdir().unwrap();
-        open_to_all(dir.path());
-        let site = Self { dir };
+        let site = Self::empty();
         json(&["hub", "init", "--data", &site.data(), "--json"]);
         site
+    }
+
+    /// A folder without a hub in it.
+    pub fn empty() -> Self {
+        let dir = tempfile::Builder::new().prefix("barque-test-").tempdir().unwrap();
+        open_to_all(dir.path());
+        Self { dir }
     }
 
     pub fn path(&self) -> &Path {
@@ -109,11 +114,11 @@ impl Site {
         (!has_ended).then_some(hub)
     }
 
-    fn serve(&self, listen: &str) -> Command {
+    pub fn serve(&self, listen: &str) -> Command {
         barque(&["hub", "serve", "--data", &self.data(), "--listen", listen])
     }
 
-    fn start(&self, mut command: Command) -> HubProcess {
+    pub fn start(&self, mut command: Command) -> HubProcess {
         let log = fs::File::options().create(true).append(true).open(self.path().join("hub.log"));
         let child = command.stdout(Stdio::null()).stderr(log.unwrap()).spawn().unwrap();
         let mut hub = HubProcess { child, address: String::new() };
@@ -122,10 +127,16 @@ impl Site {
         hub
     }
 
-    /// A spoke with an empty source, enrolled; files need not lie still for long.
-    pub fn spoke(&self, name: &str) -> Spoke {
+    /// A spoke's folders with an empty source.
+    pub fn unenrolled(&self, name: &str) -> Spoke {
         let spoke = Spoke { name: name.to_owned(), dir: self.path().join(name) };
         fs::create_dir_all(spoke.source()).unwrap();
+        spoke
+    }
+
+    /// A spoke with an empty source, enrolled; files need not lie still for long.
+    pub fn spoke(&self, name: &str) -> Spoke {
+        let spoke = self.unenrolled(name);
         let added = json(&["hub", "spoke", "add", name, "--data", &self.data(), "--json"]);
         spoke.enroll(added["token"].as_str().unwrap());
         spoke

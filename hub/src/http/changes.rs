@@ -7,6 +7,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use barque_bundle::ErrorKind;
 use barque_bundle::wire::{ChangeList, Role};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Operator, Problem};
@@ -17,7 +18,7 @@ use crate::manifest::query;
 const LIMIT_DEFAULT: u32 = 1_000;
 const LIMIT_MAX: u32 = 10_000;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Asked {
     #[serde(default)]

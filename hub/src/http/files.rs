@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use barque_bundle::wire::{FileList, Role};
 use barque_bundle::{ErrorKind, Timestamp, platform};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::range::{self, Wanted};
@@ -23,7 +24,7 @@ const LIMIT_DEFAULT: u32 = 1_000;
 const LIMIT_MAX: u32 = 10_000;
 const PIECE_BYTES: usize = 256 * 1024;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ListQuery {
     #[serde(default)]

@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 use barque_bundle::{ErrorKind, wire};
 
 use super::ascii;
-use crate::error::{Error, Refusal, chain};
+use crate::error::{Error, Refusal};
 
 /// An error on its way to a client; faults of our own are logged here, once, with their causes.
 pub struct Problem(pub Error);
@@ -19,7 +19,7 @@ impl<E: Into<Error>> From<E> for Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         if !matches!(self.0, Error::Refused(_)) {
-            tracing::error!(error = %chain(&self.0), "a request met a fault");
+            tracing::error!(error = %self.0.told(), "a request met a fault");
         }
         respond(&self.0.to_refusal())
     }

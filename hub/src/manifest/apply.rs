@@ -3,6 +3,7 @@
 mod add_spoke;
 mod batch;
 mod check_in;
+mod describe;
 mod enroll;
 mod register;
 mod set_spoke;
@@ -28,6 +29,7 @@ pub fn apply(c: &Connection, envelope: &Envelope) -> rusqlite::Result<Reply> {
         Command::RemoveToken { name } => token::remove(c, name),
         Command::RaiseStageFloor { node_id, floor } => raise_stage_floor(c, *node_id, *floor),
         Command::Batch(command) => batch::apply(c, command, at),
+        Command::Describe(command) => describe::apply(c, command),
     }
 }
 

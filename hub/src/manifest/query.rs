@@ -8,6 +8,10 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use crate::error::Error;
 
+mod schemas;
+
+pub use schemas::{columns, schemas, undescribed, undescribed_count};
+
 fn wrap() -> impl FnOnce(rusqlite::Error) -> Error {
     Error::sql("the manifest cannot be read")
 }
@@ -151,7 +155,8 @@ pub fn spokes(c: &Connection, only: Option<&SpokeId>) -> Result<Vec<SpokeLine>, 
     let mut statement = c
         .prepare(
             "SELECT s.*, (SELECT k.key_id FROM keys k
-                          WHERE k.spoke_id = s.spoke_id AND k.state = 'active' LIMIT 1) AS key_id
+                          WHERE k.spoke_id = s.spoke_id AND k.state = 'active' LIMIT 1) AS key_id,
+                    (SELECT min(k.added_at) FROM keys k WHERE k.spoke_id = s.spoke_id) AS first_seen
              FROM spokes s WHERE ?1 IS NULL OR spoke_id = ?1 ORDER BY spoke_id",
         )
         .map_err(wrap())?;
@@ -164,6 +169,7 @@ pub fn spokes(c: &Connection, only: Option<&SpokeId>) -> Result<Vec<SpokeLine>, 
                 state: r.get("state")?,
                 key_id: r.get("key_id")?,
                 created_at: time(r, "created_at")?,
+                first_seen: r.get::<_, Option<i64>>("first_seen")?.map(Timestamp::from_unix_ms),
                 last_seen: r.get::<_, Option<i64>>("last_seen")?.map(Timestamp::from_unix_ms),
                 files: unsigned(r.get("files")?),
                 bytes: unsigned(r.get("bytes")?),
@@ -171,6 +177,14 @@ pub fn spokes(c: &Connection, only: Option<&SpokeId>) -> Result<Vec<SpokeLine>, 
             })
         })
         .map_err(wrap())?;
+    rows.collect::<Result<_, _>>().map_err(wrap())
+}
+
+/// How many spokes are in each state.
+pub fn spokes_by_state(c: &Connection) -> Result<Vec<(String, u64)>, Error> {
+    let mut statement =
+        c.prepare_cached("SELECT state, count(*) FROM spokes GROUP BY state").map_err(wrap())?;
+    let rows = statement.query_map([], |r| Ok((r.get(0)?, unsigned(r.get(1)?)))).map_err(wrap())?;
     rows.collect::<Result<_, _>>().map_err(wrap())
 }
 
@@ -265,6 +279,13 @@ fn file_line(r: &Row<'_>) -> rusqlite::Result<FileLine> {
         state: r.get("state")?,
         copies: r.get("copies")?,
         position: unsigned(r.get("position")?),
+        rows: r.get::<_, Option<i64>>("rows")?.map(unsigned),
+        row_groups: r.get::<_, Option<i64>>("row_groups")?.map(unsigned),
+        schema_id: match r.get_ref("schema_id")? {
+            rusqlite::types::ValueRef::Null => None,
+            _ => Some(digest(r, "schema_id")?),
+        },
+        unread: r.get("unread")?,
     })
 }
 

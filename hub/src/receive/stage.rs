@@ -198,6 +198,7 @@ impl Stager {
             });
         match judged {
             Ok(_) => {
+                self.parts.metrics.received(size);
                 fault::after(fault::Step::Staged);
                 Ok(Item::Staged { entry, slot: incoming.into_slot() })
             }

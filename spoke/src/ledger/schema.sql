@@ -64,3 +64,13 @@ CREATE TABLE voids (
     PRIMARY KEY (hub_id, series, seq)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX voids_untold ON voids (hub_id, series, seq) WHERE told = 0;
+
+-- What each pass came to; the last 1,000 are kept.
+CREATE TABLE passes (
+    pass_id    INTEGER PRIMARY KEY,
+    started_at INTEGER NOT NULL,
+    ended_at   INTEGER,               -- none: it runs, or it was ended from outside
+    counts     TEXT NOT NULL DEFAULT '{}',
+    exit_code  INTEGER,
+    reason     TEXT
+) STRICT;

@@ -180,3 +180,34 @@ fn a_void_number_is_told_once_and_a_failed_files_number_is_void_when_it_gets_ano
     l.record(hub(), &[number("a.parquet", "c")], NOW).unwrap();
     assert_eq!(l.untold_voids(hub(), series).unwrap().as_slice(), [(2, 2)]);
 }
+
+#[test]
+fn a_receipt_is_on_disk_before_anything_counts_on_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(&dir.path().join("ledger.db")).unwrap();
+    let c = &ledger.connection;
+    let synchronous: i64 = c.query_row("PRAGMA synchronous", [], |r| r.get(0)).unwrap();
+    let mode: String = c.query_row("PRAGMA journal_mode", [], |r| r.get(0)).unwrap();
+    // 2 is FULL.
+    assert_eq!((synchronous, mode.as_str()), (2, "wal"));
+}
+
+#[test]
+fn a_ledger_of_the_first_version_is_brought_up_to_the_newest_schema() {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap();
+    let old = std::path::Path::new(&here).join("../fixtures/folders/v1/state/ledger.db");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.db");
+    std::fs::copy(old, &path).unwrap();
+    let schema = |l: &Ledger| -> Vec<(String, String)> {
+        let mut s = l
+            .connection
+            .prepare("SELECT name, coalesce(sql, '') FROM sqlite_master ORDER BY name")
+            .unwrap();
+        let rows = s.query_map([], |r| Ok((r.get(0)?, r.get(1)?))).unwrap();
+        rows.collect::<Result<_, _>>().unwrap()
+    };
+    let migrated = Ledger::open(&path).unwrap();
+    assert_eq!(schema(&migrated), schema(&Ledger::open(&dir.path().join("fresh.db")).unwrap()));
+    assert!(barque_bundle::database::copy_name(&path, 1).exists());
+}

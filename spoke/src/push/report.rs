@@ -4,15 +4,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use barque_bundle::path::printable;
-use barque_bundle::{HubId, Outcome, OutcomeLine, Sha256Digest};
+use barque_bundle::{ErrorKind, HubId, Outcome, OutcomeLine, Sha256Digest};
 use serde::Serialize;
 
 use super::{End, ScanReport, Stop};
 use crate::error::Error;
 use crate::hub_client::CallError;
 use crate::ledger::Ledger;
+use crate::ledger::passes::{Counts, PassEnd};
 use crate::plan::State;
 use crate::scan::{HeldBack, NAMED_MAX, Unreadable};
+
+/// The exit code that says that at least one file waits for a person.
+pub const NEEDS_A_PERSON: u8 = 3;
 
 /// The counts of one pass; `discovered` is the sum of `present, sent, conflict, modified, failed,
 /// skipped, not_settled` and `left`.
@@ -49,6 +53,8 @@ pub struct PushReport {
     pub duration_ms: u64,
     #[serde(skip)]
     pub error: Option<CallError>,
+    #[serde(skip)]
+    pub is_dry: bool,
 }
 
 /// A path under which the hub has other content.
@@ -72,6 +78,48 @@ impl PushReport {
     /// Whether a person has to act on at least one file.
     pub fn needs_a_person(&self) -> bool {
         self.conflict + self.modified + self.failed > 0 || !self.unreadable.is_empty()
+    }
+
+    /// The exit code of the pass: 0 nothing needs a person, 3 a file does, 75 try again later, or
+    /// that of the refusal that ended it.
+    pub fn exit_code(&self) -> u8 {
+        let try_later = ErrorKind::Unavailable.exit_code();
+        let is_fatal = |kind: ErrorKind| kind.exit_code() != try_later;
+        match &self.error {
+            Some(e)
+                if self.stopped_by.as_deref() != Some("hub_not_reached") && is_fatal(e.kind()) =>
+            {
+                e.kind().exit_code()
+            }
+            // What only a person can mend comes before what time may mend.
+            _ if self.needs_a_person() && self.hub_reached => NEEDS_A_PERSON,
+            _ if self.stopped_by.is_some() => try_later,
+            _ if !self.is_dry && !self.hub_reached => try_later,
+            _ if self.needs_a_person() => NEEDS_A_PERSON,
+            _ => 0,
+        }
+    }
+
+    /// What is kept of the pass.
+    pub(super) fn end(&self) -> PassEnd {
+        let counts = Counts {
+            discovered: self.discovered,
+            present: self.present,
+            sent: self.sent,
+            bytes_sent: self.bytes_sent,
+            conflict: self.conflict,
+            modified: self.modified,
+            failed: self.failed,
+            skipped: self.skipped,
+            not_settled: self.not_settled,
+            left: self.left,
+        };
+        let why = self.error.as_ref().map(|e| crate::error::chain(e));
+        let reason = match (&self.stopped_by, why) {
+            (Some(word), Some(why)) => Some(format!("{word}: {why}")),
+            (word, why) => word.clone().or(why),
+        };
+        PassEnd { counts, exit_code: self.exit_code(), reason }
     }
 }
 
@@ -214,6 +262,7 @@ impl Results {
             ignored_by: scan.ignored,
             duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
             error: self.error,
+            is_dry: scan.is_dry,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! `barque hub spoke add|ls`.
+//! `barque hub spoke add|ls|show|disable|enable|rm`.
 
 use barque_bundle::ByteSize;
 use barque_bundle::quantity::parse_duration;
@@ -72,9 +72,25 @@ fn show(context: &Context, line: &SpokeLine) -> anyhow::Result<u8> {
     if context.global.json {
         output::json(line)?;
     } else if !context.global.quiet {
-        print(line);
+        whole(line);
     }
     Ok(exit::OK)
+}
+
+/// Everything of one spoke, a line each.
+fn whole(s: &SpokeLine) {
+    let time =
+        |t: Option<barque_bundle::Timestamp>| t.map_or("never".to_owned(), |t| t.to_string());
+    output::line(&format!("spoke {} ({})", s.spoke_id, s.state));
+    output::line(&format!("  received {} files, {}", s.files, ByteSize(s.bytes)));
+    output::line(&format!("  first seen {}, last seen {}", time(s.first_seen), time(s.last_seen)));
+    let version = if s.report.version.is_empty() { "not told" } else { &s.report.version };
+    output::line(&format!(
+        "  version {version}; backlog {} files, {}",
+        s.report.pending_files,
+        ByteSize(s.report.pending_bytes)
+    ));
+    output::line(&format!("  key {}", s.key_id.as_deref().unwrap_or("none")));
 }
 
 fn print(s: &SpokeLine) {

@@ -1,0 +1,87 @@
+//! `GET /metrics`: what Prometheus asks for.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use barque_bundle::database::wal_name;
+use barque_bundle::platform;
+use barque_bundle::wire::Role;
+use rusqlite::Connection;
+
+use super::{Operator, Problem};
+use crate::config::DataFolder;
+use crate::error::Error;
+use crate::hub::Parts;
+use crate::manifest::query;
+use crate::metrics::Reading;
+
+pub async fn metrics(
+    State(parts): State<Arc<Parts>>,
+    operator: Operator,
+) -> Result<Response, Problem> {
+    operator.require(&parts, Role::Reader).await?;
+    let read_from = Arc::clone(&parts);
+    let reading = tokio::task::spawn_blocking(move || read(&read_from)).await;
+    let reading = reading.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))?;
+    let text = parts.metrics.text(&reading).map_err(|e| Error::Malformed(e.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
+}
+
+fn read(parts: &Parts) -> Result<Reading, Error> {
+    let (staged_files, staged_bytes) = parts.ledger.staged_sum()?;
+    let node = parts.node.status();
+    let mut single = parts.readers.read(of_manifest)?;
+    let flag = u64::from;
+    single.extend([
+        ("barque_ready", flag(*parts.ready.borrow())),
+        ("barque_staged_files", staged_files),
+        ("barque_staged_bytes", staged_bytes),
+        ("barque_announced_bytes", parts.announced_bytes.load(Ordering::Relaxed)),
+        (
+            "barque_open_streams",
+            (parts.config.streams_max - parts.streams.available_permits()) as u64,
+        ),
+        ("barque_promoted_position", *parts.promoted.borrow()),
+        ("barque_raft_term", node.term),
+        ("barque_raft_is_leader", flag(node.leader == Some(node.node_id))),
+        ("barque_raft_has_leader", flag(node.leader.is_some())),
+        ("barque_raft_last_log_index", node.last_log.unwrap_or(0)),
+        ("barque_raft_applied_index", node.last_applied.unwrap_or(0)),
+        (
+            "barque_start_time_seconds",
+            u64::try_from(parts.started_at.unix_ms() / 1000).unwrap_or(0),
+        ),
+    ]);
+    let folder = DataFolder(&parts.config.data);
+    let free = |path| platform::free_bytes(path).unwrap_or(0);
+    let wal = |path| std::fs::metadata(wal_name(path)).map_or(0, |m| m.len());
+    let counts = parts.proposer.counts();
+    Ok(Reading {
+        single,
+        proposals: counts.proposals.load(Ordering::Relaxed),
+        operations: counts.operations.load(Ordering::Relaxed),
+        spokes: parts.readers.read(query::spokes_by_state)?,
+        free_bytes: vec![
+            ("data", free(&parts.config.data)),
+            ("landing", free(parts.landing.root())),
+        ],
+        wal_bytes: vec![
+            ("raft", wal(&folder.raft_db())),
+            ("manifest", wal(&folder.manifest_db())),
+            ("node", wal(&folder.node_db())),
+        ],
+    })
+}
+
+fn of_manifest(c: &Connection) -> Result<Vec<(&'static str, u64)>, Error> {
+    Ok(vec![
+        ("barque_files", query::counter(c, "files")?),
+        ("barque_landed_bytes", query::counter(c, "bytes")?),
+        ("barque_position", query::counter(c, "position")?),
+        ("barque_changes_horizon", query::counter(c, "horizon")?),
+        ("barque_undescribed_files", query::undescribed_count(c)?),
+    ])
+}

@@ -1,0 +1,128 @@
+//! The table of all routes: what is served, who may call it, and what it takes and gives.
+
+use barque_bundle::stream;
+use barque_bundle::wire::{self, Role};
+
+use super::api::{Api, Operation, Who};
+use super::{changes, enroll, files, metrics, schemas, status, sync, sync_spokes, tokens};
+
+/// Every call that the hub takes.
+pub fn api() -> Api {
+    let reader = Who::Role(Role::Reader);
+    spoke_api(Api::default())
+        .on(
+            Operation::get(wire::FILES, "listFiles", reader, "A page of landed files by name.")
+                .query::<files::ListQuery>()
+                .gives::<wire::FileList>(),
+            files::list,
+        )
+        .on(
+            Operation::get(
+                "/api/v1/files/{*path}",
+                "readFile",
+                reader,
+                "The bytes of a landed file; strong ETag, Range, HEAD.",
+            )
+            .gives_bytes("application/vnd.apache.parquet"),
+            files::read,
+        )
+        .on(
+            Operation::get(wire::CHANGES, "listChanges", reader, "Changes behind a position.")
+                .query::<changes::Asked>()
+                .gives::<wire::ChangeList>(),
+            changes::list,
+        )
+        .on(
+            Operation::get(wire::SCHEMAS, "listSchemas", reader, "The schemas of measurements.")
+                .query::<schemas::Asked>()
+                .gives::<wire::SchemaList>(),
+            schemas::list,
+        )
+        .on(
+            Operation::get("/healthz", "health", Who::Anyone, "Says that the process lives.")
+                .gives_bytes("text/plain"),
+            status::health,
+        )
+        .on(
+            Operation::get("/readyz", "ready", Who::Anyone, "Says whether spokes may call.")
+                .gives_bytes("text/plain"),
+            status::ready,
+        )
+        .on(
+            Operation::get("/hub/status", "hubStatus", reader, "How the hub stands.")
+                .gives::<wire::HubStatus>(),
+            status::status,
+        )
+        .on(
+            Operation::get("/metrics", "metrics", reader, "Metrics in Prometheus' text format.")
+                .gives_bytes("text/plain"),
+            metrics::metrics,
+        )
+}
+
+/// What spokes call, and what operators do about them.
+fn spoke_api(api: Api) -> Api {
+    const SPOKE: &str = "/api/v1/sync-spokes/{id}";
+    let (reader, operator) = (Who::Role(Role::Reader), Who::Role(Role::Operator));
+    let admin = Who::Role(Role::Admin);
+    api.on(
+        Operation::post(wire::RECONCILE, "reconcile", Who::Spoke, "Which files the hub lacks.")
+            .takes::<wire::ReconcileRequest>()
+            .gives::<wire::ReconcileResponse>(),
+        sync::reconcile,
+    )
+    .on(
+        Operation::post(wire::BUNDLES, "pushBundle", Who::Spoke, "Takes a bundle as a tar stream.")
+            .takes_bytes(stream::MEDIA_TYPE)
+            .gives_as::<wire::BundleLine>("application/x-ndjson"),
+        sync::bundles,
+    )
+    .on(
+        Operation::post(wire::ENROLL, "enroll", Who::Anyone, "A one-time token becomes a spoke.")
+            .takes::<wire::EnrollRequest>()
+            .gives::<wire::EnrollResponse>(),
+        enroll::enroll,
+    )
+    .on(
+        Operation::get(wire::SPOKES, "listSpokes", reader, "All spokes.")
+            .gives::<wire::SpokeList>(),
+        sync_spokes::list,
+    )
+    .on(
+        Operation::post(wire::SPOKES, "addSpoke", operator, "Announces a spoke.")
+            .takes::<wire::AddSpokeRequest>()
+            .gives::<wire::AddSpokeResponse>(),
+        sync_spokes::add,
+    )
+    .on(
+        Operation::get(SPOKE, "showSpoke", reader, "One spoke.").gives::<wire::SpokeLine>(),
+        sync_spokes::show,
+    )
+    .on(
+        Operation::post(SPOKE, "setSpoke", operator, "Enables or disables a spoke.")
+            .takes::<wire::SetSpokeRequest>()
+            .gives::<wire::SpokeLine>(),
+        sync_spokes::set,
+    )
+    .on(
+        Operation::delete(SPOKE, "removeSpoke", operator, "Removes a spoke; its files stay.")
+            .gives::<wire::SpokeLine>(),
+        sync_spokes::remove,
+    )
+    .on(
+        Operation::get(wire::TOKENS, "listTokens", admin, "Bearer tokens by name.")
+            .gives::<wire::TokenList>(),
+        tokens::list,
+    )
+    .on(
+        Operation::post(wire::TOKENS, "addToken", admin, "Makes a bearer token.")
+            .takes::<wire::AddTokenRequest>()
+            .gives::<wire::AddTokenResponse>(),
+        tokens::add,
+    )
+    .on(
+        Operation::delete("/api/v1/tokens/{name}", "removeToken", admin, "Removes a token.")
+            .gives_bytes("application/json"),
+        tokens::remove,
+    )
+}
