@@ -177,7 +177,7 @@ fn the_openapi_document_is_what_the_hub_serves() {
     assert!(paths.len() >= 14, "{paths:?}");
     for (path, methods) in paths {
         let documented: BTreeSet<String> = methods.as_object().unwrap().keys().cloned().collect();
-        let at = path.replace("{path}", "a/b.parquet").replace('{', "").replace('}', "");
+        let at = path.replace("{path}", "a/b.parquet").replace(['{', '}'], "");
         for method in ["get", "post", "put", "patch", "delete"] {
             let answer = call(&hub.address, &method.to_uppercase(), &at, None, b"");
             let is_served = answer.status != 405;
@@ -220,10 +220,10 @@ fn schemas_are_listed_per_measurement_and_a_change_is_one_line_in_the_log() {
     let log = || fs::read_to_string(site.path().join("hub.log")).unwrap();
     assert!(!log().contains("schema"), "{}", log());
     spoke.put("factory/line1/2024/03/31/03/c.parquet", &{
-        fs::read(fixture("parquet/other_schema.parquet")).unwrap()
+        fs::read(fixture("schemas/nanoseconds.parquet")).unwrap()
     });
     spoke.put("factory/line1/2024/03/31/04/d.parquet", &{
-        fs::read(fixture("parquet/other_schema.parquet")).unwrap()
+        fs::read(fixture("schemas/nanoseconds.parquet")).unwrap()
     });
     assert_eq!(spoke.push().count("sent"), 2);
     wait_for("the footers are read", || list("")["undescribed_files"] == 0);
