@@ -58,7 +58,7 @@ impl Kind {
     pub fn open(&self, path: &Path) -> Result<Connection, DatabaseError> {
         platform::create_private(path).map_err(DatabaseError::io("cannot make", path))?;
         let mut connection = Connection::open(path).map_err(DatabaseError::sqlite(path))?;
-        self.set_up(&connection).map_err(DatabaseError::sqlite(path))?;
+        self.set_up(&mut connection).map_err(DatabaseError::sqlite(path))?;
         let found = version(&connection).map_err(DatabaseError::sqlite(path))?;
         if (1..self.version()).contains(&found) {
             copy_aside(&connection, path, found)?;
@@ -67,7 +67,9 @@ impl Kind {
         Ok(connection)
     }
 
-    fn set_up(&self, connection: &Connection) -> rusqlite::Result<()> {
+    fn set_up(&self, connection: &mut Connection) -> rusqlite::Result<()> {
+        // A transaction that reads and then writes would not wait for another's lock but fail.
+        connection.set_transaction_behavior(TransactionBehavior::Immediate);
         connection.busy_timeout(self.busy_wait)?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", self.synchronous)?;
@@ -88,8 +90,7 @@ impl Kind {
         if found == known {
             return Ok(());
         }
-        let tx =
-            connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(&wrap)?;
+        let tx = connection.transaction().map_err(&wrap)?;
         // Another process may have been quicker.
         let found = version(&tx).map_err(&wrap)?;
         if found == 0 {

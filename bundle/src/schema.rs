@@ -24,7 +24,12 @@ macro_rules! text {
 }
 
 text!(Sha256Digest, "Sha256Digest", "^[0-9a-f]{64}$", "SHA-256 in lower-case hex.");
-text!(PublicKey, "PublicKey", "^[0-9a-f]{64}$", "An Ed25519 public key (RFC 8032) in hex.");
+text!(
+    PublicKey,
+    "PublicKey",
+    "^[A-Za-z0-9+/]{43}=$",
+    "The 32 bytes of an Ed25519 public key (RFC 8032) in base64."
+);
 text!(KeyId, "KeyId", "^[0-9a-f]{16}$", "The first 16 hex digits of SHA-256 of a public key.");
 text!(
     SpokeId,

@@ -155,11 +155,12 @@ impl LogStore {
 }
 
 fn connect(path: &Path) -> rusqlite::Result<Connection> {
-    let connection = Connection::open(path)?;
+    let mut connection = Connection::open(path)?;
+    connection.set_transaction_behavior(rusqlite::TransactionBehavior::Immediate);
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "journal_size_limit", 16 * 1024 * 1024)?;
-    connection.busy_timeout(std::time::Duration::from_secs(10))?;
+    connection.busy_timeout(std::time::Duration::from_secs(30))?;
     Ok(connection)
 }
 

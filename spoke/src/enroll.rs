@@ -23,6 +23,15 @@ pub async fn enroll(
     source: Option<&Path>,
     edge: &Edge,
 ) -> Result<EnrollResponse, Error> {
+    enroll_at_hub(state, token, source, edge).await.map_err(Error::explained)
+}
+
+async fn enroll_at_hub(
+    state: &StateFolder,
+    token: &str,
+    source: Option<&Path>,
+    edge: &Edge,
+) -> Result<EnrollResponse, Error> {
     let token = EnrollToken::decode(token).map_err(|e| Error::Usage(e.to_string()))?;
     let config = configuration(state, source)?;
     platform::create_folders_durably(state.path(), 0o700)

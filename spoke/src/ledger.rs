@@ -160,10 +160,15 @@ impl Ledger {
     ///
     /// Somebody who keeps the ledger open for reading holds that up; then this says so.
     pub fn tidy(&self) -> Result<(), Error> {
-        let is_held_up: bool = self
-            .connection
-            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |r| r.get(0))
-            .map_err(self.wrap())?;
+        // A reader is not waited for: the next pass tries again.
+        let checkpoint = || -> rusqlite::Result<bool> {
+            self.connection.busy_timeout(Duration::ZERO)?;
+            let held_up =
+                self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |r| r.get(0));
+            self.connection.busy_timeout(KIND.busy_wait)?;
+            held_up
+        };
+        let is_held_up = checkpoint().map_err(self.wrap())?;
         let wal = database::wal_name(&self.path);
         let wal_bytes = std::fs::metadata(&wal).map_or(0, |m| m.len());
         if is_held_up {

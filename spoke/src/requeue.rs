@@ -70,6 +70,16 @@ pub fn decide(
     which: &Which,
     mode: Mode,
 ) -> Result<Decided, Error> {
+    decide_locked(state, edge, verb, which, mode).map_err(Error::explained)
+}
+
+fn decide_locked(
+    state: &StateFolder,
+    edge: &Edge,
+    verb: Verb,
+    which: &Which,
+    mode: Mode,
+) -> Result<Decided, Error> {
     let config = SpokeConfig::load(state)?;
     let hub_id = config
         .hubs

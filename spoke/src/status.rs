@@ -53,7 +53,7 @@ pub fn passes(state: &StateFolder, limit: u64) -> Result<Vec<PassRow>, Error> {
 pub fn status(state: &StateFolder) -> Result<Status, Error> {
     let config = SpokeConfig::load(state)?;
     let identity = Identity::load(state)?;
-    let ledger = Ledger::open(&state.ledger())?;
+    let ledger = Ledger::open(&state.ledger()).map_err(Error::explained)?;
     let mut hubs = Vec::new();
     for hub in config.hubs {
         let tally = ledger.tally(hub.hub_id)?;

@@ -19,6 +19,9 @@ pub fn trials() -> Vec<Trial> {
         trial!(sp_02_new_content_of_the_same_size_and_time_is_noticed_and_never_overwrites),
         trial!(sp_03_links_are_never_followed_and_a_hard_link_is_a_file),
         trial!(sp_05_awkward_names_land_byte_for_byte_or_are_held_back_by_rule),
+        trial!(sp_06_names_at_the_limit_land_and_a_path_over_it_fails_alone),
+        trial!(hb_07_the_same_path_of_two_spokes_lands_twice),
+        trial!(hb_07_other_content_from_a_copied_state_folder_is_a_conflict_and_overwrites_nothing),
         trial!(sp_08_a_damaged_ledger_is_set_aside_and_rebuilt_without_sending_anything_again),
         trial!(sp_09_markers_and_temporary_files_beside_the_data_are_passed_over),
         trial!(pq_01_a_file_that_was_empty_lands_once_it_is_whole),
@@ -424,4 +427,110 @@ fn sp_08_a_damaged_ledger_is_set_aside_and_rebuilt_without_sending_anything_agai
     assert!(kept >= 2, "{kept} damaged ledgers are kept");
     spoke.put("d/m/last.parquet", &tiny(99));
     assert_eq!(spoke.push().count("sent"), 1);
+}
+
+fn sp_06_names_at_the_limit_land_and_a_path_over_it_fails_alone() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let long = format!("{}.parquet", "n".repeat(247));
+    let cyrillic = format!("{}.parquet", "\u{436}".repeat(123));
+    assert_eq!((long.len(), cyrillic.len()), (255, 254));
+    for (n, name) in (1..).zip([&long, &cyrillic]) {
+        spoke.put(&format!("factory/line1/2024/03/31/02/{name}"), &tiny(n));
+    }
+    // As long as a path may be with this spoke's name, and one byte more.
+    let longest =
+        |end: usize| format!("{}{}.parquet", "d".repeat(200) + "/", "f".repeat(end - 209));
+    let folders = format!("{0}/{0}/{0}/{0}/", "e".repeat(200));
+    let fits = format!("{folders}{}.parquet", "f".repeat(1_017 - 804 - 8));
+    assert_eq!("s/".len() + fits.len(), 1_019);
+    spoke.put(&fits, &tiny(3));
+    let over = fits.replace("f.parquet", "ff.parquet");
+    spoke.put(&over, &tiny(4));
+    // Deeper than any system call takes in one piece.
+    let deep = format!("{}/{}", vec!["deep".repeat(50); 18].join("/"), longest(255));
+    let mut at = spoke.source();
+    for segment in deep.split('/').take(18) {
+        at.push(segment);
+    }
+    fs::create_dir_all(&at).unwrap();
+    fs::write(at.join("deep.parquet"), tiny(5)).unwrap();
+    let pass = spoke.push();
+    assert_eq!((pass.code, pass.count("sent"), pass.count("failed")), (0, 3, 0), "{pass:?}");
+    assert_eq!(pass.report["skipped_by"]["path_too_long"], 2, "{pass:?}");
+    let named = pass.report["held_back"].to_string();
+    assert!(named.contains("path_too_long"), "{named}");
+    let landed = tree(&site.landing());
+    assert_eq!(landed.len(), 3);
+    assert!(landed.contains_key(&format!("s/factory/line1/2024/03/31/02/{long}")));
+    assert!(landed.contains_key(&format!("s/factory/line1/2024/03/31/02/{cyrillic}")));
+    assert!(landed.contains_key(&format!("s/{fits}")));
+}
+
+const SAME: &str = "d/m/2024/03/31/02/x.parquet";
+
+fn hb_07_the_same_path_of_two_spokes_lands_twice() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let (a, b) = (site.spoke("a"), site.spoke("b"));
+    a.put(SAME, &tiny(1));
+    b.put(SAME, &tiny(2));
+    let (one, two) = (a.start_push(), b.start_push());
+    for pass in [one, two].map(|p| pass_of(p.wait_with_output().unwrap())) {
+        assert_eq!((pass.code, pass.count("sent")), (0, 1), "{pass:?}");
+    }
+    site.assert_landed(&[&a, &b]);
+}
+
+/// A cloned box: the state folder copied, the files its own.
+fn clone_of(site: &Site, spoke: &Spoke, name: &str) -> Spoke {
+    let clone = site.unenrolled(name);
+    fs::create_dir_all(clone.state()).unwrap();
+    for item in fs::read_dir(spoke.state()).unwrap() {
+        let path = item.unwrap().path();
+        fs::copy(&path, std::path::Path::new(&clone.state()).join(path.file_name().unwrap()))
+            .unwrap();
+    }
+    clone.edit_config(&spoke.source().display().to_string(), &clone.source().display().to_string());
+    clone
+}
+
+fn hb_07_other_content_from_a_copied_state_folder_is_a_conflict_and_overwrites_nothing() {
+    for at_once in [false, true] {
+        let site = Site::new();
+        let _hub = site.hub();
+        let first = site.spoke("s");
+        let second = clone_of(&site, &first, "copy");
+        let third = clone_of(&site, &first, "twin");
+        first.put(SAME, &tiny(1));
+        second.put(SAME, &tiny(2));
+        third.put(SAME, &tiny(1));
+        let passes = if at_once {
+            [first.start_push(), second.start_push()]
+                .map(|p| pass_of(p.wait_with_output().unwrap()))
+        } else {
+            [first.push(), second.push()]
+        };
+        // One of them won; the other is a conflict that a person sees, and nothing is overwritten.
+        let sent: u64 = passes.iter().map(|p| p.count("sent")).sum();
+        let conflicts: u64 = passes.iter().map(|p| p.count("conflict")).sum();
+        assert_eq!((sent, conflicts), (1, 1), "{passes:?}");
+        let lost = passes.iter().find(|p| p.count("conflict") == 1).unwrap();
+        assert_eq!(lost.code, 3, "{lost:?}");
+        assert_ne!(
+            lost.report["conflicts"][0]["sha256"],
+            lost.report["conflicts"][0]["their_sha256"]
+        );
+        let won = if passes[0].count("sent") == 1 { tiny(1) } else { tiny(2) };
+        assert_eq!(fs::read(site.landing().join("s").join(SAME)).unwrap(), won);
+        // The winner's bytes from a third box are simply there.
+        let again = third.push();
+        let same = won == tiny(1);
+        assert_eq!(
+            (again.count("present"), again.count("conflict")),
+            (u64::from(same), u64::from(!same))
+        );
+        assert_eq!(fs::read(site.landing().join("s").join(SAME)).unwrap(), won);
+    }
 }

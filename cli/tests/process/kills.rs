@@ -1,17 +1,23 @@
 //! kill -9 at random points, hub and spoke: the same command again ends as if nothing had happened.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
+use barque_bundle::platform;
 use libtest_mimic::Trial;
 
 use crate::site::{Site, Spoke, pass_of, sized, tiny, tree};
-use crate::trial;
+use crate::{here, trial};
 
 pub fn trials() -> Vec<Trial> {
-    vec![trial!(twenty_kills_of_each_side_end_in_the_same_content)]
+    vec![
+        trial!(a_hundred_kills_of_each_side_end_in_the_same_content),
+        trial!(no_name_but_a_final_one_ever_stands_in_landing, needs lacks_fanotify()),
+    ]
 }
 
-const KILLS: u64 = 20;
 const FILES_A_ROUND: u64 = 30;
 
 /// A repeatable number below `below`.
@@ -20,18 +26,22 @@ fn random(seed: &mut u64, below: u64) -> u64 {
     (*seed >> 33) % below
 }
 
-/// What has been written on the hub's side so far: names in staging and landing, and their bytes.
-fn progress(site: &Site) -> u64 {
+fn folder_of(round: u64) -> String {
+    format!("d/round{round}")
+}
+
+/// What a round has written on the hub's side so far: names in staging and landing, and their
+/// bytes.
+fn progress(site: &Site, round: u64) -> u64 {
     let mut sum = 0;
-    for folder in ["hub/staging", "hub/landing"] {
-        let mut folders = vec![site.path().join(folder)];
-        while let Some(folder) = folders.pop() {
-            for item in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-                match item.metadata() {
-                    Ok(m) if m.is_dir() => folders.push(item.path()),
-                    Ok(m) => sum += 1 + m.len() / 1024,
-                    Err(_) => {}
-                }
+    let mut folders =
+        vec![site.path().join("hub/staging"), site.landing().join("s").join(folder_of(round))];
+    while let Some(folder) = folders.pop() {
+        for item in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            match item.metadata() {
+                Ok(m) if m.is_dir() => folders.push(item.path()),
+                Ok(m) => sum += 1 + m.len() / 1024,
+                Err(_) => {}
             }
         }
     }
@@ -39,33 +49,36 @@ fn progress(site: &Site) -> u64 {
 }
 
 fn add_files(spoke: &Spoke, round: u64) {
+    let folder = folder_of(round);
     for n in 0..FILES_A_ROUND {
-        let path = format!("d/m/2024/03/{:02}/{:02}/f{n}.parquet", round % 28 + 1, n % 24);
-        spoke.put(&path.replace("/f", &format!("/r{round}f")), &tiny(round * 1000 + n));
+        spoke.put(
+            &format!("{folder}/2024/03/01/{:02}/f{n}.parquet", n % 24),
+            &tiny(round * 1000 + n),
+        );
     }
-    spoke.put(&format!("d/large/2024/03/01/00/r{round}.parquet"), &sized(round, 3_000_000));
+    spoke.put(&format!("{folder}/large/2024/03/01/00/f.parquet"), &sized(round, 1_000_000));
 }
 
 /// Waits until the hub's side has moved by about so much, or the pass has ended.
-fn until_progress(site: &Site, push: &mut std::process::Child, by: u64) {
-    let start = progress(site);
-    while progress(site) < start + by && push.try_wait().unwrap().is_none() {
+fn until_progress(site: &Site, round: u64, push: &mut Child, by: u64) {
+    let start = progress(site, round);
+    while progress(site, round) < start + by && push.try_wait().unwrap().is_none() {
         std::thread::yield_now();
     }
 }
 
-fn twenty_kills_of_each_side_end_in_the_same_content() {
+/// Kills spoke and hub in turn in the middle of passes, then lets a last pass end.
+fn kill_in_turn(site: &Site, kills: u64) {
     let mut seed = 7;
-    let site = Site::new();
     let mut hub = Some(site.hub());
     let address = hub.as_ref().unwrap().address.clone();
     let spoke = site.spoke("s");
     let mut in_the_middle = 0;
-    for round in 0..2 * KILLS {
+    for round in 0..2 * kills {
         add_files(&spoke, round);
         let mut push = spoke.start_push();
-        // A round writes about 3,000 units: most kills fall into the middle of it.
-        until_progress(&site, &mut push, random(&mut seed, 3_200));
+        // A round writes about 1,000 units: most kills fall into the middle of it.
+        until_progress(site, round, &mut push, random(&mut seed, 1_050));
         in_the_middle += u64::from(push.try_wait().unwrap().is_none());
         if round % 2 == 0 {
             push.kill().unwrap();
@@ -78,7 +91,7 @@ fn twenty_kills_of_each_side_end_in_the_same_content() {
             hub = Some(site.hub_with(&address, &[]));
         }
     }
-    assert!(in_the_middle >= KILLS, "only {in_the_middle} kills hit a running pass");
+    assert!(in_the_middle >= kills, "only {in_the_middle} kills hit a running pass");
     let last = spoke.push();
     assert_eq!((last.code, last.count("left"), last.count("failed")), (0, 0, 0), "{last:?}");
     assert_eq!(spoke.push().count("sent"), 0);
@@ -95,4 +108,67 @@ fn twenty_kills_of_each_side_end_in_the_same_content() {
     hub.take().unwrap().kill();
     let _hub = site.hub_with(&address, &[]);
     assert_eq!(tree(&site.path().join("hub/staging")).len(), 0);
+}
+
+fn a_hundred_kills_of_each_side_end_in_the_same_content() {
+    kill_in_turn(&Site::new(), 100);
+}
+
+fn lacks_fanotify() -> Option<String> {
+    if platform::effective_uid() != 0 {
+        return Some("needs root, for fanotify".to_owned());
+    }
+    let python = Command::new("python3").arg("--version").output();
+    python.is_err().then(|| "needs python3".to_owned())
+}
+
+/// Every name that appears below a folder, as the kernel tells it.
+struct Watch {
+    child: Child,
+    out: BufReader<std::process::ChildStdout>,
+}
+
+impl Watch {
+    fn start(folder: &Path) -> Self {
+        let mut child = Command::new("python3")
+            .arg(here().join("tests/process/fanotify.py"))
+            .arg(folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut first = String::new();
+        out.read_line(&mut first).unwrap();
+        assert_eq!(first, "watching\n", "fanotify does not work here");
+        Self { child, out }
+    }
+
+    fn names(mut self) -> Vec<(String, String)> {
+        drop(self.child.stdin.take());
+        let mut text = String::new();
+        self.out.read_to_string(&mut text).unwrap();
+        assert!(self.child.wait().unwrap().success() && text.ends_with("done\n"), "{text}");
+        let lines = text.lines().filter(|l| *l != "done");
+        lines.map(|l| l.split_once(' ').map(|(k, n)| (k.into(), n.into())).unwrap()).collect()
+    }
+}
+
+fn no_name_but_a_final_one_ever_stands_in_landing() {
+    let site = Site::new();
+    std::fs::create_dir_all(site.landing()).unwrap();
+    let watch = Watch::start(&site.landing());
+    kill_in_turn(&site, 10);
+    let names = watch.names();
+    let landed = tree(&site.landing());
+    let (files, folders): (Vec<_>, Vec<_>) = names.into_iter().partition(|(k, _)| k == "file");
+    // Each file appeared once, under the name that it has, and nothing else ever did.
+    let mut files: Vec<String> = files.into_iter().map(|(_, name)| name).collect();
+    files.sort();
+    assert_eq!(files, landed.keys().cloned().collect::<Vec<_>>());
+    for (_, folder) in folders {
+        let folder = folder.trim_start_matches("./");
+        let is_final = landed.keys().any(|name| name.starts_with(&format!("{folder}/")));
+        assert!(is_final, "the folder {folder} stood in landing");
+    }
 }

@@ -10,10 +10,13 @@ mod cut;
 mod http;
 mod identity;
 mod kills;
+mod machine;
+mod memory;
 mod modes;
 mod operator;
 mod parquet_files;
 mod passes;
+mod proofs;
 mod proxy;
 mod readers;
 mod site;
@@ -31,7 +34,10 @@ fn main() {
         modes::trials(),
         operator::trials(),
         cut::trials(),
+        machine::trials(),
+        memory::trials(),
         crashes::trials(),
+        proofs::trials(),
         kills::trials(),
     ]
     .into_iter()
@@ -76,7 +82,7 @@ pub fn fixture(path: &str) -> std::path::PathBuf {
 
 /// This package's folder, asked at run time: a shared build folder may hold a binary that another
 /// clone made.
-fn here() -> std::path::PathBuf {
+pub fn here() -> std::path::PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR");
     here.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
 }

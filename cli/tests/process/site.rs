@@ -223,6 +223,14 @@ impl HubProcess {
         self.child.wait().unwrap();
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Whether the process has ended by a signal; waits for its end.
     pub fn ended_by_signal(mut self) -> bool {
         let mut status = None;

@@ -28,8 +28,9 @@ pub const PAGE: Limits = Limits { bytes: 32 * 1024 * 1024, time: Duration::from_
 pub const SMALL: Limits = Limits { bytes: 64 * 1024, time: Duration::from_secs(60) };
 /// Chunks that wait between network and reader.
 const WAITING: usize = 16;
-/// What is still read of a body after an early answer, so that the answer is heard.
-const DRAIN_BYTES: usize = 1024 * 1024;
+/// What is still read of a body after an early answer, so that the answer is heard: a bundle that
+/// is not one large file. A client that goes on for longer has to read while it sends.
+const DRAIN_BYTES: usize = 32 * 1024 * 1024;
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 /// The whole body within its limits, in bounded time between pieces.

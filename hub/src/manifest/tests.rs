@@ -1,4 +1,4 @@
-use barque_bundle::wire::{Column, Role, SpokeReport};
+use barque_bundle::wire::{Role, SpokeReport};
 use barque_bundle::{
     BundleId, HubEpoch, HubId, KeyId, Ranges, SecretKey, SeriesId, Sha256Digest, SpokeId, Timestamp,
 };
@@ -6,10 +6,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::command::{
-    AddSpoke, AddToken, Batch, BundleRef, CheckIn, Command, CommandRefusal, Describe, Described,
-    Enroll, Footer, Holder, Init, Operation, OperationReply, Register, Reply, SchemaColumns,
-    SetSpoke, SpokeState,
+    AddSpoke, AddToken, Batch, BundleRef, CheckIn, Command, CommandRefusal, Enroll, Holder, Init,
+    Operation, OperationReply, Register, Reply, SetSpoke, SpokeState,
 };
+
+mod footers;
 
 const NOW: Timestamp = Timestamp::from_unix_ms(1_700_000_000_000);
 const NODE: u64 = 7;
@@ -460,82 +461,6 @@ proptest! {
     }
 }
 
-/// Facts of one file, as the node that took it proposes them.
-fn described(path: &str, content: u8, columns: &[(&str, &str)]) -> Describe {
-    let columns: Vec<Column> = columns
-        .iter()
-        .map(|(path, physical)| Column {
-            path: (*path).to_owned(),
-            physical: (*physical).to_owned(),
-            logical: String::new(),
-            repetition: "OPTIONAL".to_owned(),
-        })
-        .collect();
-    let facts = crate::footer::Facts { rows: 10, row_groups: 1, columns };
-    let schema_id = facts.schema_id();
-    Describe {
-        schemas: vec![SchemaColumns { schema_id, columns: facts.columns }],
-        files: vec![Described {
-            landed: format!("s/{path}"),
-            sha256: digest(content),
-            facts: Footer::Read { rows: 10, row_groups: 1, schema_id },
-        }],
-    }
-}
-
-#[test]
-fn footers_are_gathered_per_measurement_and_a_further_schema_is_told_once() {
-    let mut b = Bench::with_spoke("s");
-    let path = |n: u8| format!("d/m/2024/03/{n:02}/02/a.parquet");
-    for n in 1..=4 {
-        b.register("s", &path(n), n, n);
-    }
-    let changes = |reply| match reply {
-        Reply::Described(changes) => changes,
-        other => panic!("{other:?}"),
-    };
-    let first = described(&path(2), 2, &[("t", "INT64"), ("v", "DOUBLE")]);
-    assert_eq!(changes(b.apply(Command::Describe(first.clone()))), []);
-    // Twice, and of a content that is not there, change nothing.
-    let once = b.dump();
-    assert_eq!(changes(b.apply(Command::Describe(first))), []);
-    let wrong = described(&path(1), 9, &[("x", "INT32")]);
-    assert_eq!(changes(b.apply(Command::Describe(Describe { schemas: vec![], ..wrong }))), []);
-    let without_position = |dump: String| {
-        dump.lines().filter(|l| !l.starts_with("meta:")).collect::<Vec<_>>().join("\n")
-    };
-    assert_eq!(without_position(b.dump()), without_position(once));
-    let other = described(&path(1), 1, &[("t", "INT64"), ("v", "INT64")]);
-    let told = changes(b.apply(Command::Describe(other)));
-    assert_eq!((told.len(), told[0].landed.as_str()), (1, "s/d/m/2024/03/01/02/a.parquet"));
-    let again = described(&path(3), 3, &[("t", "INT64"), ("v", "INT64")]);
-    assert_eq!(changes(b.apply(Command::Describe(again))), []);
-    let unread = Describe {
-        schemas: vec![],
-        files: vec![Described {
-            landed: format!("s/{}", path(4)),
-            sha256: digest(4),
-            facts: Footer::Unread("encrypted".into()),
-        }],
-    };
-    assert_eq!(changes(b.apply(Command::Describe(unread))), []);
-    let c = &b.manifest.connection;
-    assert!(query::undescribed(c, NODE, 0, 10).unwrap().is_empty());
-    let all = query::schemas(c, "d/").unwrap();
-    assert!(query::schemas(c, "d/other").unwrap().is_empty());
-    assert_eq!(
-        (all.len(), all[0].unread_files, all[0].differing.as_slice()),
-        (1, 1, &["v".into()][..])
-    );
-    let files: Vec<(u64, u64, Option<String>)> = all[0]
-        .schemas
-        .iter()
-        .map(|s| (s.files, s.rows, s.last_partition.map(|t| t.to_string())))
-        .collect();
-    let day = |d: &str| Some(format!("2024-03-{d}T02:00:00.000Z"));
-    assert_eq!(files, [(2, 20, day("03")), (1, 10, day("02"))]);
-}
-
 #[test]
 fn a_manifest_of_the_first_version_is_brought_up_to_the_newest_schema() {
     let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap();
@@ -570,4 +495,16 @@ fn the_manifest_syncs_at_checkpoints_and_leans_on_the_log_between_them() {
     };
     // 1 is NORMAL.
     assert_eq!((pragma("synchronous").as_str(), pragma("journal_mode").as_str()), ("1", "wal"));
+}
+
+#[test]
+fn a_number_that_came_in_a_bundle_was_given_out() {
+    let mut b = Bench::with_spoke("s");
+    let holder = Some(Holder { node_id: NODE, stage_no: 5 });
+    let operations = vec![register(PATH, 1, 5, holder)];
+    b.batch(Batch { bundles: vec![bundle_ref("s", 1)], operations });
+    // A ledger of before the bundle would give 2 to 5 out again: it has to open a new series.
+    let back = Operation::CheckIn(check_in("s", 1, 1, vec![]));
+    let replies = b.batch(Batch { bundles: vec![], operations: vec![back] });
+    assert_eq!(replies, [OperationReply::CheckedIn { seen: 5, recorded: false }]);
 }

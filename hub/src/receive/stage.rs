@@ -4,7 +4,7 @@ use std::io::{Read, Seek as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use barque_bundle::stream::{Member, Preamble, Reader, StreamError};
+use barque_bundle::stream::{Member, Preamble, Reader, STREAM_ENTRIES_MAX, StreamError};
 use barque_bundle::{Entry, ErrorKind, LandedName, Outcome, OutcomeLine, door, fault, platform};
 use tokio::sync::{mpsc, oneshot};
 
@@ -234,6 +234,11 @@ impl Drop for Reserved {
 
 fn refuse_stream(e: StreamError) -> Error {
     match &e {
+        StreamError::TooManyEntries(_) => {
+            let refusal = Refusal::new(e.kind(), e.code(), e.to_string());
+            let max = usize::try_from(STREAM_ENTRIES_MAX).ok();
+            Refusal { max_entries: max, ..refusal }.into()
+        }
         StreamError::Io(source) => {
             let detail = format!("the stream broke off: {source}");
             Refusal::new(e.kind(), e.code(), detail).into()

@@ -81,8 +81,27 @@ fn close(c: &Connection, bundles: Vec<Open<'_>>, at: Timestamp) -> rusqlite::Res
         answered.entry((spoke, open.bundle.series.to_string())).or_default().extend(open.answered);
     }
     for ((spoke, series), numbers) in answered {
+        raise_head(c, &spoke, &series, &numbers, at)?;
         add_ranges(c, &spoke, &series, &Ranges::from_numbers(numbers))?;
     }
+    Ok(())
+}
+
+/// A number that came in a bundle was given out, whether a reconcile has said so or not.
+fn raise_head(
+    c: &Connection,
+    spoke: &str,
+    series: &str,
+    numbers: &[u64],
+    at: Timestamp,
+) -> rusqlite::Result<()> {
+    let Some(highest) = numbers.iter().max() else { return Ok(()) };
+    c.prepare_cached(
+        "INSERT INTO series (spoke_id, series, opened_at, seq_head) VALUES (?1, ?2, ?3, ?4)
+         ON CONFLICT (spoke_id, series) DO UPDATE SET
+             seq_head = max(seq_head, excluded.seq_head)",
+    )?
+    .execute(params![spoke, series, at.unix_ms(), signed(*highest)])?;
     Ok(())
 }
 

@@ -1,0 +1,244 @@
+//! What a process does, seen from outside by strace: SQLite's syncs failed, and the order of syncs
+//! before an answer.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use libtest_mimic::Trial;
+
+use crate::site::{Site, pass_of, run, tiny, tree, wait_for};
+use crate::trial;
+
+pub fn trials() -> Vec<Trial> {
+    vec![
+        trial!(no_receipt_covers_what_a_failed_sync_of_the_hubs_databases_lost, needs lacks_strace()),
+        trial!(a_spoke_whose_ledger_cannot_be_synced_says_so_and_sends_again, needs lacks_strace()),
+        trial!(everything_that_a_receipt_says_is_synced_before_it_is_written, needs lacks_strace()),
+    ]
+}
+
+fn lacks_strace() -> Option<String> {
+    let works = Command::new("strace").args(["-o", "/dev/null", "true"]).status();
+    let works = works.is_ok_and(|s| s.success());
+    (!works).then(|| "needs strace, and the right to trace".to_owned())
+}
+
+/// Failed syncs of one file that are tried one by one; a loop ends at the first not reached.
+const SYNCS_MAX: usize = 30;
+
+fn injection(nth: usize) -> String {
+    format!("inject=fsync,fdatasync:error=EIO:when={nth}")
+}
+
+/// strace on a running process, which fails the n-th sync of one file.
+struct Saboteur {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Saboteur {
+    fn attach(site: &Site, pid: u32, file: &Path, nth: usize) -> Self {
+        let log = site.path().join("strace.log");
+        let mut command = Command::new("strace");
+        command.args(["-f", "-e", "trace=fsync,fdatasync", "-e", &injection(nth)]);
+        command.arg("-P").arg(file).arg("-o").arg(&log);
+        command.args(["-p", &pid.to_string()]);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        // It says on stderr when it is there.
+        let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("attached") {
+            line.clear();
+            let n = std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
+            assert!(n > 0, "strace did not attach");
+        }
+        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+        Self { child, log }
+    }
+
+    /// Whether it failed a sync; the process runs on untraced.
+    fn leave(mut self) -> bool {
+        let pid = self.child.id().to_string();
+        let _ = Command::new("kill").args(["-INT", &pid]).status();
+        self.child.wait().unwrap();
+        fs::read_to_string(&self.log).unwrap_or_default().contains("(INJECTED)")
+    }
+}
+
+fn no_receipt_covers_what_a_failed_sync_of_the_hubs_databases_lost() {
+    for (name, least) in [("raft.db-wal", 2), ("node.db-wal", 2)] {
+        let mut reached = 0;
+        for nth in 1..=SYNCS_MAX {
+            let site = Site::new();
+            let mut hub = site.hub();
+            let address = hub.address.clone();
+            let spoke = site.spoke("s");
+            spoke.put("d/m/2024/03/31/00/a.parquet", &tiny(1));
+            spoke.put("d/m/2024/03/31/01/b.parquet", &tiny(2));
+            let file = fs::canonicalize(site.path().join("hub")).unwrap().join(name);
+            let saboteur = Saboteur::attach(&site, hub.pid(), &file, nth);
+            let pass = spoke.push();
+            let what = format!("{name}, sync {nth}");
+            assert_eq!(pass.count("failed"), 0, "{what}: {pass:?}");
+            let synced = spoke.status()["synced"].as_u64().unwrap();
+            let landed = tree(&site.landing()).len() as u64;
+            assert!(synced <= landed, "{what}: {synced} are synced, {landed} landed: {pass:?}");
+            if !saboteur.leave() {
+                assert_eq!((pass.code, synced), (0, 2), "{what}: {pass:?}");
+                break;
+            }
+            reached = nth;
+            // A hub whose Raft log cannot be synced ends; one whose ledger cannot goes on.
+            if hub.has_ended() || name.starts_with("raft") {
+                hub.kill();
+                hub = site.hub_with(&address, &[]);
+            }
+            let whole = spoke.push();
+            assert_eq!((whole.code, whole.count("left")), (0, 0), "{what}: {whole:?}");
+            assert_eq!(spoke.status()["synced"], 2, "{what}");
+            site.assert_landed(&[&spoke]);
+            drop(hub);
+        }
+        assert!((least..SYNCS_MAX).contains(&reached), "{name}: {reached} syncs were failed");
+    }
+}
+
+fn a_spoke_whose_ledger_cannot_be_synced_says_so_and_sends_again() {
+    let mut reached = 0;
+    for nth in 1..=SYNCS_MAX {
+        let site = Site::new();
+        let _hub = site.hub();
+        let spoke = site.spoke("s");
+        spoke.put("d/m/2024/03/31/00/a.parquet", &tiny(1));
+        let state = fs::canonicalize(spoke.state()).unwrap();
+        let log = site.path().join("strace.log");
+        let push = spoke.push_command();
+        let mut command = Command::new("strace");
+        command.args(["-f", "-e", "trace=fsync,fdatasync", "-e", &injection(nth)]);
+        command.arg("-P").arg(state.join("ledger.db-wal")).arg("-o").arg(&log);
+        command.arg(push.get_program()).args(push.get_args()).env("BARQUE_CONFIG", "/dev/null");
+        let output = command.output().unwrap();
+        let was_failed = fs::read_to_string(&log).unwrap().contains("(INJECTED)");
+        if !was_failed {
+            assert_eq!(pass_of(output).code, 0);
+            break;
+        }
+        reached = nth;
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_ne!(output.status.code(), Some(0), "sync {nth}: {err}");
+        assert!(err.contains("ledger.db"), "sync {nth}: {err}");
+        // Only what stands in the ledger counts, and it is never ahead of the hub.
+        let synced = spoke.status()["synced"].as_u64().unwrap();
+        assert!(synced <= tree(&site.landing()).len() as u64, "sync {nth}");
+        let whole = spoke.push();
+        assert_eq!((whole.code, whole.count("left")), (0, 0), "sync {nth}: {whole:?}");
+        assert_eq!(spoke.status()["synced"], 1, "sync {nth}");
+        site.assert_landed(&[&spoke]);
+    }
+    assert!((4..SYNCS_MAX).contains(&reached), "{reached} syncs were failed");
+}
+
+/// A system call that ended well: its text, when it began and when it ended.
+#[derive(Debug)]
+struct Call {
+    text: String,
+    began: f64,
+    ended: f64,
+}
+
+/// The calls of all threads, from one strace file a thread, in the order of their ends.
+fn calls(folder: &Path) -> Vec<Call> {
+    let mut calls = Vec::new();
+    for item in fs::read_dir(folder).unwrap() {
+        let text = fs::read(item.unwrap().path()).unwrap();
+        for line in String::from_utf8_lossy(&text).lines() {
+            // `1700000000.123456 fsync(9</x>) = 0 <0.000123>`
+            let Some((began, rest)) = line.split_once(' ') else { continue };
+            let Ok(began) = began.parse::<f64>() else { continue };
+            let took =
+                rest.rsplit_once('<').and_then(|(_, t)| t.trim_end_matches('>').parse().ok());
+            let Some(took): Option<f64> = took else { continue };
+            if !rest.contains(" = -1 ") {
+                calls.push(Call { text: rest.to_owned(), began, ended: began + took });
+            }
+        }
+    }
+    calls.sort_by(|a, b| a.ended.total_cmp(&b.ended));
+    calls
+}
+
+fn everything_that_a_receipt_says_is_synced_before_it_is_written() {
+    let site = Site::new();
+    let trace = site.path().join("trace");
+    fs::create_dir(&trace).unwrap();
+    let serve = site.serve("127.0.0.1:0");
+    let mut command = Command::new("strace");
+    command.args(["-ff", "-ttt", "-T", "-y", "-s", "400", "-e"]);
+    command.arg("trace=fsync,fdatasync,renameat2,mkdir,write,writev,sendto,sendmsg");
+    command.arg("-o").arg(trace.join("t"));
+    command.arg(serve.get_program()).args(serve.get_args()).arg("--plain");
+    command.env("BARQUE_CONFIG", "/dev/null");
+    let hub = site.start(command);
+    let spoke = site.spoke("s");
+    let names = ["d/m/2024/03/31/00/a.parquet", "d/m/2024/03/31/01/b.parquet"];
+    for (n, name) in (1..).zip(names) {
+        spoke.put(name, &tiny(n));
+        assert_eq!(spoke.push().count("sent"), 1);
+    }
+    stop_traced(&site, hub);
+    let data = fs::canonicalize(site.path().join("hub")).unwrap();
+    let calls = calls(&trace);
+    let receipts: Vec<&Call> = calls
+        .iter()
+        .filter(|c| !c.text.starts_with("f") && c.text.contains(r#"{\"done\":{\"receipt\""#))
+        .collect();
+    assert_eq!(receipts.len(), 2, "one receipt a bundle");
+    let mut since = 0.0;
+    for (receipt, name) in receipts.into_iter().zip(names) {
+        let within = |c: &&Call| c.began > since && c.ended < receipt.began;
+        let of_this: Vec<&Call> = calls.iter().filter(within).collect();
+        let first = |what: &str, after: f64, is: &dyn Fn(&str) -> bool| -> f64 {
+            let found = of_this.iter().find(|c| c.began >= after && is(&c.text));
+            found
+                .unwrap_or_else(|| panic!("{name}: no {what} before the receipt: {of_this:#?}"))
+                .ended
+        };
+        let is_sync = |t: &str| t.starts_with("fsync") || t.starts_with("fdatasync");
+        let of = |path: PathBuf| format!("<{}>", path.display());
+        // Each step begins after the one before it has ended.
+        let staged =
+            first("sync of the staged file", since, &|t| is_sync(t) && t.contains(".staged>"));
+        let folder = of(data.join("staging"));
+        let listed = first("sync of staging", staged, &|t| is_sync(t) && t.contains(&folder));
+        let wal = |db: &str| of(data.join(format!("{db}-wal")));
+        let (node, raft) = (wal("node.db"), wal("raft.db"));
+        let noted = first("sync of node.db", listed, &|t| is_sync(t) && t.contains(&node));
+        let agreed = first("sync of raft.db", noted, &|t| is_sync(t) && t.contains(&raft));
+        let landed = data.join("landing/s").join(name).display().to_string();
+        let shown = first("rename", agreed, &|t| t.starts_with("renameat2") && t.contains(&landed));
+        // The file's folder and every one above it that is new.
+        let mut last = shown;
+        for above in Path::new(&landed)
+            .ancestors()
+            .skip(1)
+            .take_while(|p| p.starts_with(data.join("landing")))
+        {
+            let at = of(above.to_owned());
+            last = last.max(first("sync of a folder", shown, &|t| is_sync(t) && t.contains(&at)));
+        }
+        first("sync of node.db after the rename", last, &|t| is_sync(t) && t.contains(&node));
+        since = receipt.ended;
+    }
+}
+
+/// Stops a hub that runs under strace: the program itself, not its tracer.
+fn stop_traced(site: &Site, hub: crate::site::HubProcess) {
+    let children = format!("/proc/{0}/task/{0}/children", hub.pid());
+    let pid = fs::read_to_string(children).unwrap();
+    assert!(Command::new("kill").arg(pid.trim()).status().unwrap().success());
+    let mut hub = hub;
+    wait_for("the hub ended", || hub.has_ended());
+    let (code, ..) = run(&["hub", "status", "--data", &site.data()]);
+    assert_ne!(code, 0);
+}

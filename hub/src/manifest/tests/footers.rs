@@ -1,0 +1,82 @@
+//! What footers say, gathered.
+
+use barque_bundle::wire::Column;
+
+use super::*;
+use crate::command::{Describe, Described, Footer, SchemaColumns};
+
+/// Facts of one file, as the node that took it proposes them.
+fn described(path: &str, content: u8, columns: &[(&str, &str)]) -> Describe {
+    let columns: Vec<Column> = columns
+        .iter()
+        .map(|(path, physical)| Column {
+            path: (*path).to_owned(),
+            physical: (*physical).to_owned(),
+            logical: String::new(),
+            repetition: "OPTIONAL".to_owned(),
+        })
+        .collect();
+    let facts = crate::footer::Facts { rows: 10, row_groups: 1, columns };
+    let schema_id = facts.schema_id();
+    Describe {
+        schemas: vec![SchemaColumns { schema_id, columns: facts.columns }],
+        files: vec![Described {
+            landed: format!("s/{path}"),
+            sha256: digest(content),
+            facts: Footer::Read { rows: 10, row_groups: 1, schema_id },
+        }],
+    }
+}
+
+#[test]
+fn footers_are_gathered_per_measurement_and_a_further_schema_is_told_once() {
+    let mut b = Bench::with_spoke("s");
+    let path = |n: u8| format!("d/m/2024/03/{n:02}/02/a.parquet");
+    for n in 1..=4 {
+        b.register("s", &path(n), n, n);
+    }
+    let changes = |reply| match reply {
+        Reply::Described(changes) => changes,
+        other => panic!("{other:?}"),
+    };
+    let first = described(&path(2), 2, &[("t", "INT64"), ("v", "DOUBLE")]);
+    assert_eq!(changes(b.apply(Command::Describe(first.clone()))), []);
+    // Twice, and of a content that is not there, change nothing.
+    let once = b.dump();
+    assert_eq!(changes(b.apply(Command::Describe(first))), []);
+    let wrong = described(&path(1), 9, &[("x", "INT32")]);
+    assert_eq!(changes(b.apply(Command::Describe(Describe { schemas: vec![], ..wrong }))), []);
+    let without_position = |dump: String| {
+        dump.lines().filter(|l| !l.starts_with("meta:")).collect::<Vec<_>>().join("\n")
+    };
+    assert_eq!(without_position(b.dump()), without_position(once));
+    let other = described(&path(1), 1, &[("t", "INT64"), ("v", "INT64")]);
+    let told = changes(b.apply(Command::Describe(other)));
+    assert_eq!((told.len(), told[0].landed.as_str()), (1, "s/d/m/2024/03/01/02/a.parquet"));
+    let again = described(&path(3), 3, &[("t", "INT64"), ("v", "INT64")]);
+    assert_eq!(changes(b.apply(Command::Describe(again))), []);
+    let unread = Describe {
+        schemas: vec![],
+        files: vec![Described {
+            landed: format!("s/{}", path(4)),
+            sha256: digest(4),
+            facts: Footer::Unread("encrypted".into()),
+        }],
+    };
+    assert_eq!(changes(b.apply(Command::Describe(unread))), []);
+    let c = &b.manifest.connection;
+    assert!(query::undescribed(c, NODE, 0, 10).unwrap().is_empty());
+    let all = query::schemas(c, "d/").unwrap();
+    assert!(query::schemas(c, "d/other").unwrap().is_empty());
+    assert_eq!(
+        (all.len(), all[0].unread_files, all[0].differing.as_slice()),
+        (1, 1, &["v".into()][..])
+    );
+    let files: Vec<(u64, u64, Option<String>)> = all[0]
+        .schemas
+        .iter()
+        .map(|s| (s.files, s.rows, s.last_partition.map(|t| t.to_string())))
+        .collect();
+    let day = |d: &str| Some(format!("2024-03-{d}T02:00:00.000Z"));
+    assert_eq!(files, [(2, 20, day("03")), (1, 10, day("02"))]);
+}
