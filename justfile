@@ -21,6 +21,10 @@ demo:
 fixtures:
     BARQUE_WRITE_FIXTURES=1 cargo test -p barque-tests --lib
 
+# Prove that tests can fail: each patch of tests/mutants/ must be found by the test it names.
+mutants *NAMES:
+    tests/mutants/run {{NAMES}}
+
 # One process test by name: just process sp_02
 process NAME:
     cargo test -p barque --test process -- {{NAME}}

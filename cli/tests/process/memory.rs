@@ -1,6 +1,7 @@
 //! Peak memory of both sides, as the kernel counts it (VmHWM), with many files and a large one.
 
 use std::fs;
+use std::io::Write as _;
 
 use libtest_mimic::Trial;
 
@@ -42,7 +43,9 @@ fn memory_stays_small_with_many_files_and_a_large_one() {
     let pass = pass_of(push.wait_with_output().unwrap());
     assert_eq!((pass.code, pass.count("sent")), (0, FILES + 1), "{:?}", pass.stderr);
     let hub_kib = peak_kib(hub.pid()).unwrap();
-    println!("peak memory: spoke {} MiB, hub {} MiB", spoke_kib / 1024, hub_kib / 1024);
+    let (spoke_mib, hub_mib) = (spoke_kib / 1024, hub_kib / 1024);
+    let line = format!("peak memory: spoke {spoke_mib} MiB, hub {hub_mib} MiB");
+    let _ = writeln!(std::io::stdout(), "{line}");
     assert!(0 < spoke_kib && spoke_kib < SPOKE_MAX_KIB, "the spoke took {spoke_kib} KiB");
     assert!(0 < hub_kib && hub_kib < HUB_MAX_KIB, "the hub took {hub_kib} KiB");
 }
