@@ -59,12 +59,36 @@ impl Kind {
         platform::create_private(path).map_err(DatabaseError::io("cannot make", path))?;
         let mut connection = Connection::open(path).map_err(DatabaseError::sqlite(path))?;
         self.set_up(&mut connection).map_err(DatabaseError::sqlite(path))?;
-        let found = version(&connection).map_err(DatabaseError::sqlite(path))?;
-        if (1..self.version()).contains(&found) {
-            copy_aside(&connection, path, found)?;
+        let is_old = |c: &Connection| -> Result<Option<i64>, DatabaseError> {
+            let found = version(c).map_err(DatabaseError::sqlite(path))?;
+            Ok((1..self.version()).contains(&found).then_some(found))
+        };
+        if is_old(&connection)?.is_some() {
+            // One process copies and migrates; another that comes meanwhile waits and finds it done.
+            let _turn = self.turn(path)?;
+            if let Some(found) = is_old(&connection)? {
+                copy_aside(&connection, path, found)?;
+            }
+            self.bring_up(&mut connection, path)?;
         }
         self.bring_up(&mut connection, path)?;
         Ok(connection)
+    }
+
+    /// The right to migrate, given back when it is dropped.
+    fn turn(&self, path: &Path) -> Result<std::fs::File, DatabaseError> {
+        let name = with_suffix(path, ".migrating");
+        let io = DatabaseError::io("cannot lock", &name);
+        platform::create_private(&name).map_err(&io)?;
+        let file = std::fs::File::open(&name).map_err(&io)?;
+        let end = std::time::Instant::now() + self.busy_wait;
+        while !platform::try_lock(&file).map_err(&io)? {
+            if std::time::Instant::now() > end {
+                return Err(io(io::Error::other("another process migrates and does not end")));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(file)
     }
 
     fn set_up(&self, connection: &mut Connection) -> rusqlite::Result<()> {
@@ -93,6 +117,10 @@ impl Kind {
         let tx = connection.transaction().map_err(&wrap)?;
         // Another process may have been quicker.
         let found = version(&tx).map_err(&wrap)?;
+        if found >= known {
+            drop(tx);
+            return self.bring_up(connection, path);
+        }
         if found == 0 {
             tx.execute_batch(self.schema).map_err(&wrap)?;
         } else {
@@ -147,16 +175,20 @@ fn copy_aside(connection: &Connection, path: &Path, version: i64) -> Result<(), 
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io(e)),
         _ => {}
     }
+    let Some(name) = unfinished.to_str() else {
+        return Err(io(io::Error::other("its folder's name is no UTF-8, which SQLite needs here")));
+    };
     platform::create_private(&unfinished).map_err(&io)?;
-    connection
-        .execute("VACUUM INTO ?1", [unfinished.to_string_lossy()])
-        .map_err(DatabaseError::sqlite(path))?;
+    let copied = connection.execute("VACUUM INTO ?1", [name]).map_err(DatabaseError::sqlite(path));
     let finish = || {
         platform::sync(&std::fs::File::open(&unfinished)?)?;
         std::fs::rename(&unfinished, &copy)?;
         platform::sync_folder(path.parent().unwrap_or(Path::new(".")))
     };
-    finish().map_err(&io)
+    copied.and_then(|_| finish().map_err(&io)).inspect_err(|_| {
+        // A disk that is full stays no fuller than it was.
+        let _ = std::fs::remove_file(&unfinished);
+    })
 }
 
 #[cfg(test)]
@@ -215,6 +247,19 @@ mod tests {
         drop(OLD.open(&path).unwrap());
         std::fs::write(dir.path().join("x.db.v1.tmp"), "half").unwrap();
         drop(NEW.open(&path).unwrap());
+        assert_eq!(tables(&OLD.open(&copy_name(&path, 1)).unwrap()), ["a"]);
+    }
+
+    #[test]
+    fn of_many_that_open_an_old_database_one_migrates_and_the_copy_stays_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.db");
+        OLD.open(&path).unwrap().execute("INSERT INTO a VALUES (7)", []).unwrap();
+        std::thread::scope(|s| {
+            for _ in 0..8 {
+                s.spawn(|| assert_eq!(tables(&NEW.open(&path).unwrap()), ["a", "b", "c"]));
+            }
+        });
         assert_eq!(tables(&OLD.open(&copy_name(&path, 1)).unwrap()), ["a"]);
     }
 

@@ -2,6 +2,7 @@
 
 use std::io::{self, BufRead};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::{Hasher, Sha256Digest};
@@ -9,7 +10,7 @@ use crate::path::FilePath;
 use crate::time::Timestamp;
 
 /// What a spoke declares of one file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Entry {
     pub path: FilePath,
     pub sha256: Sha256Digest,

@@ -8,9 +8,13 @@ use std::io::{self, Read};
 /// How deep structs and containers may nest.
 const DEPTH_MAX: u32 = 64;
 
-/// Wire type of an `i32`.
+/// Wire types of values; a boolean field has its value in the type.
+pub const TRUE: u8 = 1;
+pub const FALSE: u8 = 2;
+pub const I8: u8 = 3;
 pub const I32: u8 = 5;
-/// Wire types of a list and of a struct.
+pub const I64: u8 = 6;
+pub const BINARY: u8 = 8;
 pub const LIST: u8 = 9;
 pub const STRUCT: u8 = 12;
 
@@ -76,6 +80,26 @@ impl<R: Read> Walker<R> {
             }
         }
         Err(ThriftError::Malformed("a number has more than ten bytes"))
+    }
+
+    /// A single byte.
+    pub fn byte_value(&mut self) -> Result<u8, ThriftError> {
+        self.byte()
+    }
+
+    /// A text of at most `max` bytes.
+    pub fn text(&mut self, max: u64) -> Result<String, ThriftError> {
+        let len = self.varint()?;
+        if len > self.left {
+            return Err(SHORT);
+        }
+        if len > max {
+            return Err(ThriftError::Malformed("a name is too long"));
+        }
+        let mut bytes = Vec::new();
+        (&mut self.inner).take(len).read_to_end(&mut bytes)?;
+        self.left -= bytes.len() as u64;
+        String::from_utf8(bytes).map_err(|_| ThriftError::Malformed("a name is no UTF-8"))
     }
 
     /// A signed number in zigzag form.

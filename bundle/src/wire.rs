@@ -17,6 +17,7 @@ use crate::time::Timestamp;
 
 pub const RECONCILE: &str = "/api/v1/sync/reconcile";
 pub const BUNDLES: &str = "/api/v1/sync/bundles";
+pub const UPLOADS: &str = "/api/v1/sync/uploads";
 pub const ENROLL: &str = "/api/v1/enroll";
 pub const SPOKES: &str = "/api/v1/sync-spokes";
 pub const TOKENS: &str = "/api/v1/tokens";
@@ -26,6 +27,11 @@ pub const SCHEMAS: &str = "/api/v1/schemas";
 
 /// Most entries of one reconcile request.
 pub const RECONCILE_ENTRIES_MAX: usize = 10_000;
+/// Headers of resumable uploads (draft-ietf-httpbis-resumable-upload-09).
+pub const UPLOAD_OFFSET: &str = "upload-offset";
+pub const UPLOAD_LENGTH: &str = "upload-length";
+pub const UPLOAD_COMPLETE: &str = "upload-complete";
+pub const PARTIAL_UPLOAD: &str = "application/partial-upload";
 /// Header under which a request id goes through both sides.
 pub const REQUEST_ID: &str = "x-request-id";
 
@@ -47,6 +53,9 @@ pub struct Problem {
     pub limit_bytes: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
+    /// Where an upload goes on, in bytes from its start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upload_offset: Option<u64>,
 }
 
 /// `POST /api/v1/sync/reconcile`: which of these files does the hub lack?
@@ -110,6 +119,9 @@ pub struct ReconcileResponse {
     pub conflicts: Vec<ConflictLine>,
     pub removed: Vec<String>,
     pub refused: Vec<RefusedLine>,
+    /// Missing files of which the hub has kept a part: the rest goes by an upload.
+    #[serde(default)]
+    pub kept: Vec<KeptLine>,
     pub wanted: Vec<Wanted>,
     /// The highest `seq_head` of this series that the hub had seen before.
     pub seen: u64,
@@ -118,6 +130,31 @@ pub struct ReconcileResponse {
     pub position: u64,
     /// Covers `present`, `conflicts` and `removed`, and names the request's SHA-256.
     pub receipt: WireReceipt,
+}
+
+/// What the hub has of a file that did not come whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct KeptLine {
+    pub path: String,
+    /// Bytes from the start.
+    pub offset: u64,
+}
+
+/// `POST /api/v1/sync/uploads`: a bundle of one, whose bytes come in pieces.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct UploadRequest {
+    /// Base64 of the exact bytes of `manifest.json`.
+    pub manifest: String,
+    /// Base64 of the 64-byte signature.
+    pub sig: String,
+    pub entry: Entry,
+}
+
+/// The answer once a file needs no more bytes.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct UploadAnswer {
+    pub receipt: WireReceipt,
+    pub stopped: Option<Stopped>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -394,8 +431,8 @@ pub struct Column {
 /// One schema that files of a measurement have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SchemaLine {
-    /// SHA-256 over the leaf columns.
-    pub schema_id: Sha256Digest,
+    /// SHA-256 over the leaf columns; absent for the files of schemas beyond the 100th.
+    pub schema_id: Option<Sha256Digest>,
     pub files: u64,
     pub rows: u64,
     /// Start of the first and the last partition of such a file, where the path says it.
@@ -421,6 +458,8 @@ pub struct MeasurementSchemas {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct SchemaList {
     pub measurements: Vec<MeasurementSchemas>,
+    /// Give it as `after` for the next page; absent on the last one.
+    pub next_after: Option<String>,
     /// Files that landed and were not looked at yet.
     pub undescribed_files: u64,
 }

@@ -394,6 +394,26 @@ mod tests {
 
     use super::*;
 
+    /// Every verb at the ends of the tree.
+    fn verbs(command: &clap::Command, out: &mut Vec<clap::Command>) {
+        let mut below = command.get_subcommands().filter(|c| c.get_name() != "help").peekable();
+        if below.peek().is_none() {
+            out.push(command.clone());
+        }
+        below.for_each(|c| verbs(c, out));
+    }
+
+    #[test]
+    fn every_verb_has_an_example_in_its_help() {
+        let mut found = Vec::new();
+        verbs(&Args::command(), &mut found);
+        assert!(found.len() >= 24, "{}", found.len());
+        for verb in found {
+            let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example"), "{} has no example", verb.get_name());
+        }
+    }
+
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();

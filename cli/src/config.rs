@@ -4,6 +4,7 @@
 
 pub mod keys;
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -47,7 +48,7 @@ pub struct LandingSection {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct LimitsSection {
-    pub streams: Option<usize>,
+    pub streams: Option<NonZeroUsize>,
     pub reserve: Option<ByteSize>,
     #[serde(default, deserialize_with = "duration")]
     pub body_idle: Option<Duration>,
@@ -117,7 +118,7 @@ impl FileConfig {
         config.plain = plain.or(file.plain).unwrap_or(false);
         config.landing_dir = file.landing.dir.clone();
         let limits = &file.limits;
-        config.streams_max = limits.streams.unwrap_or(config.streams_max).max(1);
+        config.streams_max = limits.streams.map_or(config.streams_max, NonZeroUsize::get);
         config.reserve_bytes = limits.reserve.map_or(config.reserve_bytes, |r| r.0);
         config.body_idle = limits.body_idle.unwrap_or(config.body_idle);
         config
@@ -145,9 +146,15 @@ mod tests {
 
     #[test]
     fn the_example_is_the_default_and_every_key_is_read() {
-        let example = keys::example(File::Barque, "hub");
+        let example = keys::example(File::Barque);
         let read = FileConfig::parse(&example).unwrap();
-        assert_eq!(read.data(Some(DEFAULT_DATA.into())), PathBuf::from(DEFAULT_DATA));
+        assert_eq!(read.hub.data, Some(DEFAULT_DATA.into()));
+        assert_eq!(read.spoke.state, Some(DEFAULT_STATE.into()));
+        let both = example.clone() + &keys::example(File::Spoke);
+        for key in &keys::KEYS {
+            let name = key.name.rsplit('.').next().unwrap();
+            assert!(both.contains(&format!("{name} = ")), "{}", key.name);
+        }
         let (a, b) = (read.hub(None, None, None), FileConfig::default().hub(None, None, None));
         assert_eq!(format!("{a:?}"), format!("{b:?}"));
         let changed = example
@@ -162,7 +169,7 @@ mod tests {
         assert_eq!((c.body_idle, c.listen.as_str()), (Duration::from_secs(5), "127.0.0.1:1"));
         assert_eq!(c.landing(), PathBuf::from("/l"));
         assert!(FileConfig::parse("[hub.limits]\nreserve = \"64\"").is_err());
-        let spoke = keys::example(File::Spoke, "");
+        let spoke = keys::example(File::Spoke);
         let spoke = spoke.replace("# source", "source").replace("# hubs", "hubs");
         let spoke: barque_spoke::SpokeConfig = toml::from_str(&spoke).unwrap();
         assert_eq!(spoke, barque_spoke::SpokeConfig::new("/srv/telemetry".into()));

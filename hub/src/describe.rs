@@ -14,7 +14,7 @@ use crate::command::{
     BATCH_BYTES_MAX, Command, Describe, Described, Footer, Reply, SchemaChange, SchemaColumns,
 };
 use crate::error::{Error, Refusal, chain};
-use crate::footer;
+use crate::footer::{self, FooterError};
 use crate::hub::Parts;
 use crate::manifest::query::{self, HeldRow};
 
@@ -24,112 +24,131 @@ const STEP: u32 = 1_000;
 const GATHER: Duration = Duration::from_millis(300);
 /// How often files that could not be looked at are tried again.
 const AGAIN: Duration = Duration::from_secs(300);
+/// Invisible files that are asked for again each time.
+const UNSEEN_MAX: usize = 100;
 /// Columns that a log line names.
 const NAMED_MAX: usize = 10;
 
 /// Describes what lands until the task is dropped.
+///
+/// It goes on behind the last file; what was not visible or readable then is looked at again by
+/// the full round every few minutes.
 pub async fn run(parts: Arc<Parts>) {
     let mut promoted = parts.promoted.clone();
+    let (mut after, mut full_round) = (0, tokio::time::Instant::now() + AGAIN);
     loop {
         promoted.borrow_and_update();
-        match describe_all(&parts).await {
+        if tokio::time::Instant::now() >= full_round {
+            (after, full_round) = (0, tokio::time::Instant::now() + AGAIN);
+        }
+        match describe_behind(&parts, &mut after).await {
             Ok(()) => {}
             Err(Error::Refused(Refusal { code, .. })) => {
                 tracing::debug!(code, "footers wait to be described");
             }
-            Err(e) => tracing::error!(error = %chain(&e), "footers could not be described"),
+            Err(e) => tracing::error!(error = %e.told(), "footers could not be described"),
         }
-        if let Ok(Err(_)) = tokio::time::timeout(AGAIN, promoted.changed()).await {
+        if let Ok(Err(_)) = tokio::time::timeout_at(full_round, promoted.changed()).await {
             return;
         }
         tokio::time::sleep(GATHER).await;
     }
 }
 
-async fn describe_all(parts: &Arc<Parts>) -> Result<(), Error> {
-    let mut after = 0;
+async fn describe_behind(parts: &Arc<Parts>, after: &mut u64) -> Result<(), Error> {
+    let (mut unseen, mut first_unseen) = (0, None);
     loop {
-        let looking = Arc::clone(parts);
-        let step = tokio::task::spawn_blocking(move || look(&looking, after));
-        let (last, commands) =
-            step.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))?;
-        for command in commands {
-            if let Reply::Described(changes) =
-                parts.proposer.command(Command::Describe(command)).await?
-            {
+        let (looking, from) = (Arc::clone(parts), *after);
+        let step = tokio::task::spawn_blocking(move || look(&looking, from));
+        let found = step.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))?;
+        if !found.command.files.is_empty() {
+            let command = Command::Describe(found.command);
+            if let Reply::Described(changes) = parts.proposer.command(command).await? {
                 tell(parts, changes).await?;
             }
         }
-        match last {
-            Some(last) => after = last,
-            None => return Ok(()),
-        }
+        unseen += found.unseen;
+        first_unseen = first_unseen.or(found.first_unseen);
+        let Some(last) = found.last else { break };
+        *after = last;
     }
+    // Files on their way to being visible are looked at next time. Many that stay invisible wait
+    // for the full round, so that they are not asked for again with each that lands.
+    if let Some(first) = first_unseen.filter(|_| unseen <= UNSEEN_MAX) {
+        *after = first - 1;
+    }
+    Ok(())
 }
 
-/// Reads the footers of the next files; where to go on, and what to propose.
-fn look(parts: &Parts, after: u64) -> Result<(Option<u64>, Vec<Describe>), Error> {
+/// One command's worth of footers, and the file behind which to go on.
+#[derive(Default)]
+struct Found {
+    command: Describe,
+    bytes: usize,
+    last: Option<u64>,
+    /// Files that are not visible yet, and the first of them.
+    unseen: usize,
+    first_unseen: Option<u64>,
+}
+
+/// Reads the footers of the next files, until the command is large enough.
+fn look(parts: &Parts, after: u64) -> Result<Found, Error> {
     let node_id = parts.identity.node_id;
     let rows = parts.readers.read(|c| query::undescribed(c, node_id, after, STEP))?;
-    let last = rows.last().map(|r| r.cursor);
-    let mut batches = Batches::default();
+    let mut found = Found::default();
     for row in rows {
-        // Its turn comes once it is visible.
+        found.last = Some(row.cursor);
         if parts.ledger.is_promoted(&row.landed, &row.sha256)? {
-            batches.add(parts, row);
+            found.add(parts, row);
+        } else {
+            found.unseen += 1;
+            found.first_unseen = found.first_unseen.or(Some(row.cursor));
+        }
+        if found.bytes > BATCH_BYTES_MAX / 2 {
+            break;
         }
     }
-    Ok((last, batches.done))
+    Ok(found)
 }
 
-/// Commands of bounded size.
-#[derive(Default)]
-struct Batches {
-    done: Vec<Describe>,
-    bytes: usize,
-}
-
-impl Batches {
+impl Found {
     fn add(&mut self, parts: &Parts, row: HeldRow) {
         let path = parts.landing.path(&row.landed);
         let facts = platform::open_regular(&path)
-            .map_err(|e| format!("it cannot be opened: {e}"))
+            .map_err(FooterError::from)
             .and_then(|mut file| footer::read(&mut file));
-        let (facts, schema) = match facts {
+        let facts = match facts {
             Ok(f) => {
                 let schema_id = f.schema_id();
-                let facts = Footer::Read { rows: f.rows, row_groups: f.row_groups, schema_id };
-                (facts, Some(SchemaColumns { schema_id, columns: f.columns }))
+                self.add_schema(SchemaColumns { schema_id, columns: f.columns });
+                Footer::Read { rows: f.rows, row_groups: f.row_groups, schema_id }
             }
-            Err(why) => {
+            Err(FooterError::Unread(why)) => {
                 tracing::info!(
                     path = %printable(&row.landed),
                     %why,
                     "a footer is not read; the file stays as it is"
                 );
-                (Footer::Unread(why), None)
+                Footer::Unread(why)
+            }
+            // A fault of this moment says nothing of the file: the next full round looks again.
+            Err(e @ FooterError::Io(_)) => {
+                tracing::warn!(path = %path.display(), error = %chain(&e), "a footer waits");
+                return;
             }
         };
-        let bytes = row.landed.len() + 256 + schema.as_ref().map_or(0, schema_bytes);
-        let has_room = self.bytes + bytes <= BATCH_BYTES_MAX;
-        if self.done.is_empty() || !has_room {
-            self.done.push(Describe::default());
-            self.bytes = 0;
-        }
-        let Some(open) = self.done.last_mut() else { return };
-        if let Some(schema) = schema
-            && !open.schemas.iter().any(|s| s.schema_id == schema.schema_id)
-        {
-            self.bytes += schema_bytes(&schema);
-            open.schemas.push(schema);
-        }
         self.bytes += row.landed.len() + 256;
-        open.files.push(Described { landed: row.landed, sha256: row.sha256, facts });
+        self.command.files.push(Described { landed: row.landed, sha256: row.sha256, facts });
     }
-}
 
-fn schema_bytes(schema: &SchemaColumns) -> usize {
-    schema.columns.iter().map(|c| c.path.len() + c.logical.len() + 64).sum()
+    fn add_schema(&mut self, schema: SchemaColumns) {
+        if self.command.schemas.iter().any(|s| s.schema_id == schema.schema_id) {
+            return;
+        }
+        let column = |c: &Column| c.path.len() + c.logical.len() + 64;
+        self.bytes += schema.columns.iter().map(column).sum::<usize>();
+        self.command.schemas.push(schema);
+    }
 }
 
 /// One line in the log for each measurement that got a further schema.

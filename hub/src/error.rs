@@ -13,11 +13,13 @@ use barque_raft::LogStoreError;
 pub struct Refusal {
     pub kind: ErrorKind,
     pub code: &'static str,
-    pub detail: String,
+    pub detail: Box<str>,
     pub hub_time: Option<Timestamp>,
     pub max_entries: Option<usize>,
     pub limit_bytes: Option<u64>,
     pub retry_after_ms: Option<u64>,
+    /// Where an upload goes on.
+    pub upload_offset: Option<u64>,
 }
 
 impl Refusal {
@@ -29,11 +31,12 @@ impl Refusal {
         Self {
             kind,
             code,
-            detail: detail.into(),
+            detail: detail.into().into_boxed_str(),
             hub_time: None,
             max_entries: None,
             limit_bytes: None,
             retry_after_ms: retry.then_some(5_000),
+            upload_offset: None,
         }
     }
 }
@@ -74,7 +77,14 @@ impl Error {
         match self {
             Self::Refused(r) => r.kind,
             Self::Io { source, .. } if barque_bundle::platform::is_full(source) => ErrorKind::Full,
-            Self::Sqlite { source, .. } if is_disk_full(source) => ErrorKind::Full,
+            Self::Sqlite { source, .. } | Self::Database(DatabaseError::Sqlite { source, .. })
+                if is_disk_full(source) =>
+            {
+                ErrorKind::Full
+            }
+            Self::Database(DatabaseError::Io { source, .. }) if platform::is_full(source) => {
+                ErrorKind::Full
+            }
             _ if self.is_read_only() => ErrorKind::Unavailable,
             Self::Database(DatabaseError::Newer { .. })
             | Self::Newer { .. }

@@ -17,6 +17,7 @@ mod status;
 mod sync;
 mod sync_spokes;
 mod tokens;
+mod uploads;
 
 use std::future::Future;
 use std::net::TcpListener;
@@ -124,8 +125,16 @@ impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Operator {
 }
 
 impl Operator {
-    /// Holds when the caller has at least this role.
+    /// Holds when the caller has at least this role; refuses while the hub starts.
     async fn require(&self, parts: &Arc<Parts>, needed: Role) -> Result<(), Error> {
+        if self.door != Door::Socket {
+            parts.require_ready()?;
+        }
+        self.require_role(parts, needed).await
+    }
+
+    /// [`Operator::require`], also while the hub starts.
+    async fn require_role(&self, parts: &Arc<Parts>, needed: Role) -> Result<(), Error> {
         if self.door == Door::Socket {
             let uid = self.peer.and_then(|p| p.0);
             let own = platform::effective_uid();
@@ -135,7 +144,6 @@ impl Operator {
             let detail = "hub.sock is for the user that runs the hub, and root";
             return Err(Refusal::new(ErrorKind::Forbidden, "wrong_user", detail).into());
         }
-        parts.require_ready()?;
         let (readers, bearer) = (parts.readers.clone(), self.bearer.clone());
         let role =
             tokio::task::spawn_blocking(move || registry::role_of(&readers, bearer.as_deref()));

@@ -25,6 +25,7 @@ use crate::propose::Proposer;
 use crate::staging::Staging;
 use crate::sweep;
 use crate::tls;
+use crate::upload::Uploads;
 
 /// Where the time comes from.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
@@ -39,6 +40,7 @@ pub struct Parts {
     pub readers: Readers,
     pub ledger: Ledger,
     pub staging: Arc<Staging>,
+    pub uploads: Arc<Uploads>,
     pub landing: Landing,
     pub node: Arc<Node>,
     pub proposer: Proposer,
@@ -117,6 +119,8 @@ impl Hub {
         let staging_folder = config.staging();
         let landing = Landing::open(&config.landing(), &staging_folder)?;
         let staging = Arc::new(Staging::open(&staging_folder, ledger.clone())?);
+        let uploads = Uploads::new(&staging_folder, ledger.clone(), Arc::clone(&clock));
+        uploads.clean_up()?;
         let node = Arc::new(Node::start(log, manifest, Alone, config.data.clone())?);
         let proposer = Proposer::start(Arc::clone(&node), Arc::clone(&clock), &config.data);
         let promoted = watch::Sender::new(ledger.promotion_cursor()?);
@@ -130,6 +134,7 @@ impl Hub {
             readers,
             ledger,
             staging,
+            uploads: Arc::new(uploads),
             landing,
             node,
             proposer,

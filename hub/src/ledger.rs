@@ -1,5 +1,7 @@
 //! The node's own ledger in `node.db`: staged copies, promoted files, the promotion cursor.
 
+mod uploads;
+
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,11 +15,13 @@ use crate::manifest::query::{digest, signed, unsigned};
 
 const KIND: Kind = Kind {
     schema: include_str!("ledger/schema.sql"),
-    migrations: &[],
+    migrations: &[include_str!("ledger/migrations/2.sql")],
     synchronous: "FULL",
     journal_bytes: 16 << 20,
     busy_wait: Duration::from_secs(30),
 };
+
+pub use uploads::{UploadBundle, UploadKey, UploadRow};
 
 /// A whole, synced file in staging.
 #[derive(Clone, Debug, PartialEq, Eq)]

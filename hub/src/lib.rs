@@ -25,6 +25,7 @@ pub mod registry;
 pub mod staging;
 pub mod sweep;
 pub mod tls;
+pub mod upload;
 
 pub use client::AdminClient;
 pub use config::HubConfig;

@@ -3,6 +3,7 @@
 //! Source of the form: Prometheus text format 0.0.4. No label carries a name from outside, so the
 //! number of series is bounded.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::Method;
@@ -22,6 +23,8 @@ pub struct Metrics {
     received_bytes: IntCounter,
     requests: HistogramVec,
     gauges: Gauges,
+    /// One reading at a time.
+    turn: Mutex<()>,
 }
 
 /// What is set when somebody asks.
@@ -94,7 +97,8 @@ impl Default for Metrics {
         )
         .expect("the names above are valid");
         register(&registry, &requests);
-        Self { outcomes, received_bytes, requests, gauges: Gauges::new(&registry), registry }
+        let gauges = Gauges::new(&registry);
+        Self { outcomes, received_bytes, requests, gauges, registry, turn: Mutex::default() }
     }
 }
 
@@ -170,6 +174,7 @@ impl Metrics {
 
     /// Everything in Prometheus' text format.
     pub fn text(&self, reading: &Reading) -> Result<String, prometheus::Error> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.set(reading);
         let mut out = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut out)?;

@@ -120,11 +120,7 @@ impl Proposer {
 
 /// Refuses while the databases have no room to write the proposal down.
 fn require_room(data: &Path, bytes: usize) -> Result<(), Refusal> {
-    // A read-only disk under its log stops a Raft node for good as well.
-    if platform::is_read_only(data) {
-        tracing::error!(folder = %data.display(), "the data folder is on a read-only file system");
-        return Err(crate::error::read_only());
-    }
+    require_writable(data)?;
     let sizes = platform::free_bytes(data).and_then(|f| Ok((f, platform::total_bytes(data)?)));
     // What cannot be looked at is no reason to refuse: the write itself will say.
     let Ok((free, total)) = sizes else { return Ok(()) };
@@ -141,6 +137,18 @@ fn require_room(data: &Path, bytes: usize) -> Result<(), Refusal> {
              free space there, nothing was lost"
         ),
     ))
+}
+
+/// Refuses while the data folder's file system is read-only: that under its log stops a Raft node
+/// for good as well.
+pub fn require_writable(data: &Path) -> Result<(), Refusal> {
+    let Some(mount) = platform::read_only_mount(data) else { return Ok(()) };
+    tracing::error!(
+        folder = %data.display(),
+        mount = %mount.display(),
+        "the data folder is on a read-only file system: remount it writable, the hub goes on by itself"
+    );
+    Err(crate::error::read_only())
 }
 
 fn unknown() -> Refusal {

@@ -4,7 +4,12 @@
 //! whole: sync, node.db, proposal, promotion. Each member stands alone and is settled also after
 //! the connection is gone. It keeps V1, V3, D1 and D2.
 
+mod admit;
 mod stage;
+mod whole;
+
+pub(crate) use admit::Reserved;
+pub use whole::{Verdict, finish, is_final, open};
 
 use std::io::Read;
 use std::sync::Arc;
@@ -285,7 +290,7 @@ impl Settler {
         let stopped = stopped.map(|r| Stopped {
             status: r.kind.http_status(),
             code: r.code.to_owned(),
-            detail: r.detail,
+            detail: r.detail.into(),
         });
         let _ = self.lines.try_send(BundleLine::Done { receipt: receipt.to_wire(), stopped });
     }

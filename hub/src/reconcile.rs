@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use barque_bundle::receipt::{Answers, Draft, Wanted};
 use barque_bundle::wire::{
-    ConflictLine, RECONCILE_ENTRIES_MAX, ReconcileRequest, ReconcileResponse, RefusedLine,
-    WireEntry,
+    ConflictLine, KeptLine, RECONCILE_ENTRIES_MAX, ReconcileRequest, ReconcileResponse,
+    RefusedLine, WireEntry,
 };
 use barque_bundle::{
-    ErrorKind, FilePath, LandedName, Outcome, OutcomeLine, Ranges, Receipt, Sha256Digest, SpokeId,
+    ErrorKind, FilePath, LandedName, Outcome, OutcomeLine, Ranges, Receipt, SeriesId, Sha256Digest,
+    SpokeId,
 };
 use rusqlite::Connection;
 
 use crate::command::{CheckIn, Operation, OperationReply};
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
+use crate::ledger::UploadRow;
 use crate::manifest::query::{self, FileState};
 use crate::registry::Caller;
 
@@ -33,10 +35,13 @@ const VERSION_MAX: usize = 64;
 #[derive(Default)]
 struct Sorted {
     missing: Vec<String>,
+    kept: Vec<KeptLine>,
     refused: Vec<RefusedLine>,
     /// Present, conflict and removed, as the receipt says them.
     lines: Vec<OutcomeLine>,
     answered: Vec<u64>,
+    /// A number that was answered for another file.
+    has_clash: bool,
 }
 
 /// The answer to a reconcile request whose body has this digest.
@@ -67,7 +72,12 @@ pub async fn reconcile(
     let entries = request.entries;
     let mut report = request.status;
     report.version = report.version.chars().take(VERSION_MAX).collect();
-    let sorted = parts.readers.read_async(move |c| sort(c, &spoke, entries)).await?;
+    let kept = kept(parts, &spoke, &entries)?;
+    let series = request.series;
+    let mut sorted = parts.readers.read_async(move |c| sort(c, &spoke, series, entries)).await?;
+    sorted.kept = kept;
+    sorted.kept.retain(|k| sorted.missing.contains(&k.path));
+    let clash = sorted.has_clash;
     let check_in = Operation::CheckIn(CheckIn {
         spoke_id: caller.spoke_id.clone(),
         key_id: caller.key_id.clone(),
@@ -75,13 +85,18 @@ pub async fn reconcile(
         seq_head: request.seq_head,
         // No spoke can have seen what is still to come, whatever its clock says.
         as_of: request.as_of.map(|t| t.min((parts.clock)())),
-        voids: request.voids,
+        voids: if clash { Ranges::default() } else { request.voids },
         replaces: request.replaces,
-        answered: Ranges::from_numbers(sorted.answered.clone()),
+        answered: match clash {
+            true => Ranges::default(),
+            false => Ranges::from_numbers(sorted.answered.clone()),
+        },
         report,
     });
     let replies = parts.proposer.operations(None, vec![check_in]).await?;
     let seen = match replies.first() {
+        // Numbers that stand for other files here: as if higher ones had been seen.
+        Some(OperationReply::CheckedIn { seen, .. }) if clash => (*seen).max(request.seq_head + 1),
         Some(OperationReply::CheckedIn { seen, .. }) => *seen,
         _ => {
             return Err(Refusal::new(
@@ -100,6 +115,20 @@ pub async fn reconcile(
         })
         .await?;
     Ok(answer(parts, caller, sorted, body_sha256, wanted, seen, position))
+}
+
+/// Which of these this node has a part of; a few rows at the most.
+fn kept(parts: &Parts, spoke: &SpokeId, entries: &[WireEntry]) -> Result<Vec<KeptLine>, Error> {
+    let rows = parts.ledger.uploads(Some(spoke))?;
+    let of = |e: &WireEntry| {
+        let is_this = |r: &&UploadRow| r.key.path.as_str() == e.path && r.key.sha256 == e.sha256;
+        let row = rows.iter().find(is_this)?;
+        Some(KeptLine { path: e.path.clone(), offset: row.synced })
+    };
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(entries.iter().filter_map(of).collect())
 }
 
 fn answer(
@@ -143,6 +172,7 @@ fn answer(
         conflicts,
         removed,
         refused: sorted.refused,
+        kept: sorted.kept,
         wanted,
         seen,
         hub_time,
@@ -153,7 +183,12 @@ fn answer(
 }
 
 /// Sorts a page by what the manifest says; one bad or repeated path never fails the page.
-fn sort(c: &Connection, spoke: &SpokeId, entries: Vec<WireEntry>) -> Result<Sorted, Error> {
+fn sort(
+    c: &Connection,
+    spoke: &SpokeId,
+    series: SeriesId,
+    entries: Vec<WireEntry>,
+) -> Result<Sorted, Error> {
     let mut sorted = Sorted::default();
     let mut seen = std::collections::BTreeSet::new();
     for entry in entries {
@@ -185,7 +220,11 @@ fn sort(c: &Connection, spoke: &SpokeId, entries: Vec<WireEntry>) -> Result<Sort
             continue;
         }
         let line = |outcome, copies| OutcomeLine::new(path.clone(), entry.sha256, outcome, copies);
-        let Some(row) = query::lookup(c, landed.as_str())? else {
+        let row = query::lookup(c, landed.as_str())?;
+        // A ledger that went back in time gives numbers out twice, and may have caught up since.
+        let is_its_own = row.as_ref().is_some_and(|r| r.series == series && r.seq == entry.seq);
+        sorted.has_clash |= !is_its_own && query::is_answered(c, spoke, series, entry.seq)?;
+        let Some(row) = row else {
             sorted.missing.push(entry.path);
             continue;
         };

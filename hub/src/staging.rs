@@ -95,6 +95,22 @@ impl Staging {
         Ok(Incoming { slot, path, file, hasher: Hasher::new(), synced: 0 })
     }
 
+    /// A whole file from elsewhere in this folder under a number of its own; the name it had stays.
+    pub fn adopt(self: &Arc<Self>, from: &Path) -> Result<Slot, Error> {
+        let stage_no = self.open_number()?;
+        let slot = Slot { staging: Arc::clone(self), stage_no, is_kept: false };
+        let path = self.path(stage_no);
+        let adopt = || {
+            // A second name of the same bytes; a file system without such names gets a copy.
+            if fs::hard_link(from, &path).is_err() {
+                fs::copy(from, &path)?;
+            }
+            fs::set_permissions(&path, fs::Permissions::from_mode(landing::FILE_MODE))
+        };
+        adopt().map_err(Error::io("cannot stage", &path))?;
+        Ok(slot)
+    }
+
     /// Makes whole files durable, with their names; after an error none of them may be trusted.
     pub fn sync(&self, stage_nos: &[u64]) -> io::Result<()> {
         let per_thread = stage_nos.len().div_ceil(SYNC_THREADS).max(1);

@@ -70,6 +70,19 @@ pub async fn once(parts: &Arc<Parts>, promoter: &Arc<Promoter>, floor: u64) {
         Err(Error::Refused(Refusal { code, .. })) => tracing::warn!(code, "sweep put off"),
         Err(e) => tracing::error!(error = %chain(&e), "sweep failed; it is tried again"),
     }
+    let sweeping = Arc::clone(parts);
+    let swept = tokio::task::spawn_blocking(move || {
+        sweeping.uploads.sweep(|key| {
+            let landed = barque_bundle::wire::landed(&key.spoke_id, &key.path);
+            let row = sweeping.readers.read(|c| query::lookup(c, &landed))?;
+            Ok(row.is_some_and(|r| r.sha256 == key.sha256 && r.state == query::FileState::Held))
+        })
+    });
+    match swept.await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::error!(error = %chain(&e), "partial uploads are not swept"),
+        Err(e) => tracing::error!(error = %e, "a sweeping thread ended badly"),
+    }
     let promoter = Arc::clone(promoter);
     match tokio::task::spawn_blocking(move || promoter.retry_left()).await {
         Ok(Ok(())) => {}

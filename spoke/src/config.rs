@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use barque_bundle::quantity::parse_duration;
-use barque_bundle::{HubId, platform};
+use barque_bundle::{ByteSize, HubId, platform};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -18,6 +18,9 @@ pub struct SpokeConfig {
     /// How long a file must lie still before it is looked at, such as `2s`.
     #[serde(default = "default_settle")]
     pub settle: String,
+    /// Files over this size go in pieces and go on where they broke off, such as `32MiB`.
+    #[serde(default = "default_upload_above")]
+    pub upload_above: String,
     #[serde(default)]
     pub hubs: Vec<HubEntry>,
 }
@@ -35,9 +38,18 @@ fn default_settle() -> String {
     "2s".to_owned()
 }
 
+fn default_upload_above() -> String {
+    "32MiB".to_owned()
+}
+
 impl SpokeConfig {
     pub fn new(source: PathBuf) -> Self {
-        Self { source, settle: default_settle(), hubs: Vec::new() }
+        Self {
+            source,
+            settle: default_settle(),
+            upload_above: default_upload_above(),
+            hubs: Vec::new(),
+        }
     }
 
     /// Reads the file; unknown keys are refused by name.
@@ -55,7 +67,8 @@ impl SpokeConfig {
         };
         let config: Self = toml::from_str(&text)
             .map_err(|e| Error::Malformed { path: path.clone(), why: e.to_string() })?;
-        config.settle_time().map_err(|why| Error::Malformed { path, why })?;
+        let checked = config.settle_time().and_then(|_| config.upload_above());
+        checked.map_err(|why| Error::Malformed { path, why })?;
         Ok(config)
     }
 
@@ -65,6 +78,12 @@ impl SpokeConfig {
             .map_err(|e| Error::Malformed { path: path.clone(), why: e.to_string() })?;
         platform::write_durably(&path, text.as_bytes(), 0o600)
             .map_err(Error::io("cannot write", path))
+    }
+
+    /// At most what goes in one bundle: a larger file would be a bundle of its own.
+    pub fn upload_above(&self) -> Result<ByteSize, String> {
+        let size: ByteSize = self.upload_above.parse().map_err(|e| format!("upload_above: {e}"))?;
+        Ok(size.min(ByteSize(crate::plan::BUNDLE_BYTES_MAX)))
     }
 
     pub fn settle_time(&self) -> Result<Duration, String> {

@@ -39,7 +39,14 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Io { source, .. } if barque_bundle::platform::is_full(source) => ErrorKind::Full,
-            Self::Sqlite { .. } | Self::Io { .. } => ErrorKind::Internal,
+            Self::Sqlite { source, .. } => match source.sqlite_error_code() {
+                Some(rusqlite::ErrorCode::DiskFull) => ErrorKind::Full,
+                Some(rusqlite::ErrorCode::DatabaseBusy | rusqlite::ErrorCode::DatabaseLocked) => {
+                    ErrorKind::Unavailable
+                }
+                _ => ErrorKind::Internal,
+            },
+            Self::Io { .. } => ErrorKind::Internal,
             Self::AlreadyRunning { .. } | Self::ReadOnly { .. } => ErrorKind::Unavailable,
             Self::Malformed { .. } => ErrorKind::Corrupt,
             Self::Newer { .. } | Self::Usage(_) | Self::NotEnrolled(_) => ErrorKind::Invalid,
@@ -67,7 +74,17 @@ impl Error {
         let (path, may_be) = match &self {
             Self::Sqlite { path, source } => {
                 let code = source.sqlite_error_code();
-                (path, matches!(code, Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen)))
+                (
+                    path,
+                    matches!(
+                        code,
+                        Some(
+                            ErrorCode::ReadOnly
+                                | ErrorCode::CannotOpen
+                                | ErrorCode::SystemIoFailure
+                        )
+                    ),
+                )
             }
             Self::Io { path, source, .. } => {
                 (path, source.kind() == std::io::ErrorKind::ReadOnlyFilesystem)

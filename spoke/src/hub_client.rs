@@ -4,6 +4,7 @@
 //! deadline that counts progress, not only silence.
 
 mod body;
+mod upload;
 
 use std::io;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use crate::error::chain;
 use crate::pin::{PinnedTls, Roots, Times};
 use body::{ChannelWriter, Moved, write_stream};
 pub use body::{Parcel, Progress};
+pub use upload::{Piece, Reached};
 
 const CONNECT_WAIT: Duration = Duration::from_secs(10);
 /// Longest time in which nothing moves in either direction.
@@ -264,16 +266,24 @@ impl HubClient {
 
     /// The bytes of a success, or what the refusal means.
     async fn judge(&self, url: &str, response: reqwest::Response) -> Result<Bytes, CallError> {
+        let (status, _, bytes) = self.judge_any(url, response).await?;
+        if status == 200 { Ok(bytes) } else { Err(not_the_hub(status, String::new(), &bytes)) }
+    }
+
+    /// Status, upload offset and bytes of a 200, 201 or 204, or what the refusal means.
+    async fn judge_any(
+        &self,
+        url: &str,
+        response: reqwest::Response,
+    ) -> Result<(u16, Option<u64>, Bytes), CallError> {
         let status = response.status();
-        let header = |name| {
-            let value = response.headers().get(name)?.to_str().ok()?;
-            Some(value.to_owned())
-        };
-        let server = header(SERVER).unwrap_or_default();
-        let retry_after = header(RETRY_AFTER).and_then(|v| v.trim().parse::<u64>().ok());
+        let server = header_of(&response, SERVER.as_str()).unwrap_or_default();
+        let retry_after = header_of(&response, RETRY_AFTER.as_str());
+        let retry_after = retry_after.and_then(|v| v.trim().parse::<u64>().ok());
+        let offset = header_of(&response, wire::UPLOAD_OFFSET).and_then(|v| v.parse().ok());
         let bytes = whole(response).await.map_err(|e| self.failed_whole(url, e))?;
-        if status.as_u16() == 200 {
-            return Ok(bytes);
+        if matches!(status.as_u16(), 200 | 201 | 204) {
+            return Ok((status.as_u16(), offset, bytes));
         }
         match serde_json::from_slice::<Problem>(&bytes) {
             Ok(mut problem) if problem.status == status.as_u16() && !problem.code.is_empty() => {
@@ -310,10 +320,6 @@ impl HubClient {
         let signed = header.clone();
         let writing =
             tokio::task::spawn_blocking(move || write_stream(sink, &signed, &source, &parcels));
-        let mut pieces = pieces;
-        let body = reqwest::Body::wrap_stream(futures_util::stream::poll_fn(move |cx| {
-            pieces.poll_recv(cx)
-        }));
         let dig = header.value.entries_digest;
         let request = self
             .http
@@ -321,7 +327,7 @@ impl HubClient {
             .bearer_auth(self.token("POST", wire::BUNDLES, dig))
             .header(wire::REQUEST_ID, self.request_id())
             .header(CONTENT_TYPE, stream::MEDIA_TYPE)
-            .body(body);
+            .body(streamed(pieces));
         let answer = self.hear(&url, request, header, &moved, &*progress).await;
         // The thread ends at its next write, or with the connection: it is not waited for long.
         let written = tokio::time::timeout(WRITER_WAIT, writing).await;
@@ -440,6 +446,15 @@ pub async fn enroll(
 /// The time for a page: as for a stall, and then as slow a link as 2 kB/s.
 fn page_wait(bytes: usize) -> Duration {
     STALL_WAIT * 2 + Duration::from_millis(bytes as u64 / 2)
+}
+
+fn header_of(response: &reqwest::Response, name: &str) -> Option<String> {
+    response.headers().get(name)?.to_str().ok().map(str::to_owned)
+}
+
+/// A body of what a writing thread hands over.
+fn streamed(mut pieces: tokio::sync::mpsc::Receiver<Result<Bytes, io::Error>>) -> reqwest::Body {
+    reqwest::Body::wrap_stream(futures_util::stream::poll_fn(move |cx| pieces.poll_recv(cx)))
 }
 
 enum WholeError {

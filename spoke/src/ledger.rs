@@ -94,14 +94,15 @@ impl Ledger {
             .map_err(self.wrap())
     }
 
-    /// Adds a hub with a new series if the ledger does not know it (a ledger made anew).
-    pub fn add_hub_if_missing(&self, hub_id: HubId, series: SeriesId) -> Result<(), Error> {
+    /// Adds a hub with a new series if the ledger does not know it (a ledger made anew); whether
+    /// it did.
+    pub fn add_hub_if_missing(&self, hub_id: HubId, series: SeriesId) -> Result<bool, Error> {
         self.connection
             .execute(
                 "INSERT OR IGNORE INTO hubs (hub_id, series) VALUES (?1, ?2)",
                 [hub_id.to_string(), series.to_string()],
             )
-            .map(drop)
+            .map(|n| n == 1)
             .map_err(self.wrap())
     }
 

@@ -122,26 +122,38 @@ pub fn after_outcome(outcome: Outcome) -> Option<State> {
 pub const BUNDLE_FILES_MAX: usize = 1_000;
 pub const BUNDLE_BYTES_MAX: u64 = 32 * 1024 * 1024;
 
-/// Cuts entries, in the order given, into bundles.
-pub fn pack(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
-    let mut bundles: Vec<Vec<Entry>> = Vec::new();
+/// What goes out in one piece of work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Load {
+    Bundle(Vec<Entry>),
+    /// Alone and in pieces: it is large, or the hub has kept a part of it.
+    Upload(Entry),
+}
+
+/// Cuts entries, in the order given, into bundles and uploads.
+pub fn pack(entries: Vec<Entry>, is_upload: impl Fn(&Entry) -> bool) -> Vec<Load> {
+    let mut loads: Vec<Load> = Vec::new();
     let mut bytes = 0u64;
     for entry in entries {
+        if is_upload(&entry) {
+            loads.push(Load::Upload(entry));
+            continue;
+        }
         let fits = |b: &Vec<Entry>| {
             b.len() < BUNDLE_FILES_MAX && bytes.saturating_add(entry.size_bytes) <= BUNDLE_BYTES_MAX
         };
-        match bundles.last_mut() {
-            Some(bundle) if fits(bundle) => {
+        match loads.last_mut() {
+            Some(Load::Bundle(bundle)) if fits(bundle) => {
                 bytes += entry.size_bytes;
                 bundle.push(entry);
             }
             _ => {
                 bytes = entry.size_bytes;
-                bundles.push(vec![entry]);
+                loads.push(Load::Bundle(vec![entry]));
             }
         }
     }
-    bundles
+    loads
 }
 
 #[cfg(test)]
@@ -192,13 +204,22 @@ mod tests {
         #[test]
         fn bundles_keep_order_and_limits(sizes in proptest::collection::vec(0u64..40_000_000, 0..3000)) {
             let entries: Vec<Entry> = sizes.iter().enumerate().map(|(i, s)| entry(i, *s)).collect();
-            let bundles = pack(entries.clone());
-            for b in &bundles {
-                prop_assert!(b.len() <= BUNDLE_FILES_MAX);
-                let bytes: u64 = b.iter().map(|e| e.size_bytes).sum();
-                prop_assert!(bytes <= BUNDLE_BYTES_MAX || b.len() == 1);
+            let loads = pack(entries.clone(), |e| e.size_bytes > 30_000_000);
+            let mut all = Vec::new();
+            for load in loads {
+                match load {
+                    Load::Upload(e) => {
+                        prop_assert!(e.size_bytes > 30_000_000);
+                        all.push(e);
+                    }
+                    Load::Bundle(b) => {
+                        prop_assert!(b.len() <= BUNDLE_FILES_MAX);
+                        prop_assert!(b.iter().map(|e| e.size_bytes).sum::<u64>() <= BUNDLE_BYTES_MAX);
+                        all.extend(b);
+                    }
+                }
             }
-            prop_assert_eq!(bundles.concat(), entries);
+            prop_assert_eq!(all, entries);
         }
     }
 }

@@ -5,6 +5,7 @@
 
 mod report;
 mod send;
+mod upload;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -91,7 +92,7 @@ pub async fn push(
     mode: Mode,
     events: Events<'_>,
 ) -> Result<PushReport, Error> {
-    let passed = match one_pass(state, edge, mode, events).await {
+    let passed = match one_pass(state, edge, mode, events, Told::Nothing).await {
         Err(e) if e.is_damage() && mode == Mode::Real => {
             let aside = Ledger::set_aside(&state.ledger(), edge.now())?;
             tracing::warn!(
@@ -99,11 +100,18 @@ pub async fn push(
                 aside = %aside.display(),
                 "the ledger is damaged: it is set aside and made anew from the files and the hub"
             );
-            one_pass(state, edge, mode, events).await
+            one_pass(state, edge, mode, events, Told::Damaged).await
         }
         other => other,
     };
     passed.map_err(Error::explained)
+}
+
+/// What the operator has heard of the ledger already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Damaged,
 }
 
 async fn one_pass(
@@ -111,13 +119,21 @@ async fn one_pass(
     edge: &Edge,
     mode: Mode,
     events: Events<'_>,
+    told: Told,
 ) -> Result<PushReport, Error> {
     let config = SpokeConfig::load(state)?;
     let identity = Identity::load(state)?;
     let (identity, hub) = enrolled(state, identity, &config)?;
     let _lock = Lock::take(state, edge.now())?;
     let mut ledger = Ledger::open(&state.ledger())?;
-    ledger.add_hub_if_missing(hub.hub_id, SeriesId::new(edge.now(), edge.id_bytes()))?;
+    let series = SeriesId::new(edge.now(), edge.id_bytes());
+    let is_new = ledger.add_hub_if_missing(hub.hub_id, series)?;
+    if is_new && mode == Mode::Real && told == Told::Nothing {
+        tracing::warn!(
+            ledger = %state.ledger().display(),
+            "the ledger was lost: it is made anew from the files and the hub"
+        );
+    }
     let opened = Opened { state, config: &config, identity: &identity, hub: &hub };
     if mode == Mode::DryRun {
         return opened.pass(&mut ledger, edge, mode, events).await;
@@ -133,9 +149,11 @@ async fn one_pass(
             ..PassEnd::default()
         },
     };
-    let noted = ledger.end_pass(number, &end, edge.now()).and_then(|()| ledger.tidy());
-    // What the pass itself met comes first.
-    passed.and_then(|report| noted.map(|()| report))
+    // Keeping books decides nothing: what the pass came to stands.
+    if let Err(e) = ledger.end_pass(number, &end, edge.now()).and_then(|()| ledger.tidy()) {
+        tracing::warn!(error = %crate::error::chain(&e), "the end of the pass is not noted");
+    }
+    passed
 }
 
 /// What a pass works with, once its state folder is read.
@@ -159,6 +177,7 @@ impl Opened<'_> {
         let source = Root::open(&config.source)
             .map_err(Error::io("cannot open the source folder", &config.source))?;
         let source = Arc::new(source);
+        let upload_above = config.upload_above().map_err(Error::Usage)?.0;
         let settle = config.settle_time().map_err(Error::Usage)?;
         let mut restarts = 0;
         let (mut receipts, mut hub_reached) = (0, false);
@@ -194,6 +213,8 @@ impl Opened<'_> {
                     breaks_in_a_row: 0,
                     faulted: HashSet::new(),
                     bodies_end: false,
+                    upload_above,
+                    kept: HashSet::new(),
                 };
                 let outcome = pass.run(&mut results).await;
                 if matches!(outcome, Ok(End::StartOver)) && restarts < RESTARTS_MAX {
@@ -265,6 +286,10 @@ struct Pass<'a> {
     faulted: HashSet<FilePath>,
     /// The hub has no space for bodies; offering goes on.
     bodies_end: bool,
+    /// Files over this size go in pieces.
+    upload_above: u64,
+    /// Files of which the hub has kept a part, as it said last.
+    kept: HashSet<FilePath>,
 }
 
 impl Pass<'_> {
@@ -326,6 +351,8 @@ impl Pass<'_> {
     ) -> Result<(Vec<FileRow>, End), Stop> {
         let entries: Vec<Entry> = rows.iter().filter_map(FileRow::entry).collect();
         let (response, end) = self.reconcile(&entries, results).await?;
+        let kept = response.kept.iter().filter_map(|k| k.path.parse::<FilePath>().ok());
+        self.kept.extend(kept);
         let missing: HashSet<String> = response.missing.into_iter().collect();
         let missing = rows.iter().filter(|r| missing.contains(r.path.as_str())).cloned().collect();
         Ok((missing, end))

@@ -17,14 +17,19 @@ pub fn run(context: &Context, verb: ConfigVerb) -> anyhow::Result<u8> {
             let (head, text) = match part {
                 ConfigPart::Hub => (
                     "# barque.toml, looked for in ./ and /etc/barque/, or named by --config.",
-                    keys::example(File::Barque, "hub"),
+                    keys::example(File::Barque),
                 ),
                 ConfigPart::Spoke => (
                     "# spoke.toml of a state folder. Put it there, then: barque enroll TOKEN --state DIR",
-                    keys::example(File::Spoke, ""),
+                    keys::example(File::Spoke),
                 ),
             };
-            output::line(&format!("{head}\n\n{}", text.trim_end()));
+            let text = format!("{head}\n\n{}", text.trim_end());
+            if context.global.json {
+                output::json(&serde_json::json!({ "text": text }))?;
+            } else {
+                output::line(&text);
+            }
             Ok(exit::OK)
         }
     }
@@ -48,15 +53,22 @@ struct Source {
 
 fn show(context: &Context, args: &ConfigShowArgs) -> anyhow::Result<u8> {
     let machine = context.file.path.clone().map(read).transpose()?;
-    let state = context.file.state(args.state.state.clone());
-    let spoke_toml = barque_spoke::StateFolder::new(state).config();
-    let spoke = spoke_toml.exists().then(|| read(spoke_toml)).transpose()?;
+    let state = barque_spoke::StateFolder::new(context.file.state(args.state.state.clone()));
+    let spoke = if state.config().exists() {
+        // What `push` would refuse is refused here too.
+        barque_spoke::SpokeConfig::load(&state)?;
+        Some(read(state.config())?)
+    } else {
+        None
+    };
     let mut settings = Vec::new();
     for key in &keys::KEYS {
         let flag = match key.name {
-            // The flag holds its variable too.
-            "spoke.state" if std::env::var_os("BARQUE_STATE").is_none() => {
-                args.state.state.as_deref().map(|p| ("--state", p))
+            // The flag holds its variable too: it is the flag's when the two differ.
+            "spoke.state" => {
+                let variable = std::env::var_os("BARQUE_STATE").map(PathBuf::from);
+                let flag = args.state.state.as_deref().filter(|p| variable.as_deref() != Some(*p));
+                flag.map(|p| ("--state", p))
             }
             "hub.data" => args.data.data.as_deref().map(|p| ("--data", p)),
             _ => None,

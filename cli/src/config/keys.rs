@@ -44,7 +44,7 @@ const fn optional(
     Key { file, name, environment, default: "", example, says }
 }
 
-pub const KEYS: [Key; 11] = [
+pub const KEYS: [Key; 12] = [
     key(
         File::Barque,
         "spoke.state",
@@ -115,6 +115,13 @@ pub const KEYS: [Key; 11] = [
         "\"2s\"",
         "How long a file must lie still before it is looked at.",
     ),
+    key(
+        File::Spoke,
+        "upload_above",
+        None,
+        "\"32MiB\"",
+        "Files over this size go in pieces, and go on where they broke off; at most 32MiB.",
+    ),
     optional(
         File::Spoke,
         "hubs",
@@ -159,12 +166,11 @@ fn nearest(path: &str) -> Option<&'static str> {
         .filter(|name| near(name) > 0.8)
 }
 
-/// A file with every key of a part at its default and a line of meaning; what has no default is
-/// a comment.
-pub fn example(file: File, part: &str) -> String {
+/// A file with every key at its default and a line of meaning; what has no default is a comment.
+pub fn example(file: File) -> String {
     let mut out = String::new();
     let mut open = "";
-    for key in of(file).filter(|k| k.name.starts_with(part)) {
+    for key in of(file) {
         let (table, name) = key.name.rsplit_once('.').unwrap_or(("", key.name));
         if table != open {
             let _ = writeln!(out, "{}[{table}]", if out.is_empty() { "" } else { "\n" });

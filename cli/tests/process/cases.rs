@@ -378,23 +378,37 @@ fn op_01_a_killed_pass_and_a_lock_file_by_hand_lock_nobody_out() {
 }
 
 /// Ways in which a ledger comes back from a power cut or a bad card.
-const DAMAGES: [&str; 7] =
-    ["deleted", "emptied", "truncated", "overwritten", "garbage", "without its journal", "old"];
+/// What befalls a ledger, what the operator hears of it in one line, and whether the old one is
+/// kept aside.
+const DAMAGES: [(&str, &str, bool); 7] = [
+    ("deleted", "the ledger was lost", false),
+    ("emptied", "the ledger was lost", false),
+    ("truncated", "the ledger is damaged", true),
+    ("overwritten", "the ledger is damaged", true),
+    ("garbage", "the ledger is damaged", true),
+    ("without its journal", "the ledger is older", false),
+    ("two days old", "the ledger is older", false),
+];
 
 fn damage(ledger: &std::path::Path, old: &std::path::Path, how: &str) {
     use std::os::unix::fs::FileExt as _;
-    let journal = std::path::PathBuf::from(format!("{}-wal", ledger.display()));
+    for ending in ["-wal", "-shm"] {
+        let _ = fs::remove_file(format!("{}{ending}", ledger.display()));
+    }
     let open = || fs::File::options().write(true).open(ledger).unwrap();
-    let _ = how == "without its journal" || fs::remove_file(&journal).is_ok();
     match how {
         "deleted" => fs::remove_file(ledger).unwrap(),
         "emptied" => open().set_len(0).unwrap(),
         "truncated" => open().set_len(5000).unwrap(),
         "overwritten" => open().write_all_at(&[0xa5; 8192], 3 * 4096).unwrap(),
         "garbage" => fs::write(ledger, vec![0x5a; 20_000]).unwrap(),
-        "without its journal" => drop(fs::remove_file(&journal)),
         _ => drop(fs::copy(old, ledger).unwrap()),
     }
+}
+
+fn series_of(ledger: &std::path::Path) -> String {
+    let c = rusqlite::Connection::open(ledger).unwrap();
+    c.query_row("SELECT series FROM hubs", [], |r| r.get(0)).unwrap()
 }
 
 fn sp_08_a_damaged_ledger_is_set_aside_and_rebuilt_without_sending_anything_again() {
@@ -402,30 +416,42 @@ fn sp_08_a_damaged_ledger_is_set_aside_and_rebuilt_without_sending_anything_agai
     let _hub = site.hub();
     let spoke = site.spoke("s");
     let state = std::path::PathBuf::from(spoke.state());
-    let (ledger, old) = (state.join("ledger.db"), site.path().join("old.db"));
+    let ledger = state.join("ledger.db");
     spoke.put("d/m/first.parquet", &tiny(1));
     assert_eq!(spoke.push().count("sent"), 1);
-    fs::copy(&ledger, &old).unwrap();
-    for n in 2..60 {
-        spoke.put(&format!("d/m/2024/03/31/02/f{n}.parquet"), &tiny(n));
-    }
-    assert_eq!(spoke.push().count("sent"), 58);
-    let before = site.manifest();
-    for how in DAMAGES {
-        damage(&ledger, &old, how);
+    let mut files = 1;
+    for (how, told, is_kept) in DAMAGES {
+        let old = site.path().join("old.db");
+        fs::copy(&ledger, &old).unwrap();
+        // A reader keeps the journal from being emptied: without it the ledger is as it was before.
+        let reader = rusqlite::Connection::open(&ledger).unwrap();
+        reader.execute_batch("BEGIN; SELECT count(*) FROM files;").unwrap();
+        let _: i64 = reader.query_row("SELECT count(*) FROM files", [], |r| r.get(0)).unwrap();
+        for n in 0..40 {
+            spoke.put(&format!("d/m/2024/03/31/02/{how}{n}.parquet"), &tiny(files + n));
+        }
+        files += 40;
+        assert_eq!(spoke.push().count("sent"), 40, "{how}");
+        fs::copy(&ledger, site.path().join("main.db")).unwrap();
+        drop(reader);
+        let (before, series) = (site.manifest(), series_of(&ledger));
+        let from = if how == "without its journal" { site.path().join("main.db") } else { old };
+        damage(&ledger, &from, how);
         let pass = spoke.push();
-        assert_eq!(
-            (pass.code, pass.count("sent"), pass.count("present")),
-            (0, 0, 59),
-            "{how}: {pass:?}"
-        );
-        assert_eq!(spoke.status()["synced"], 59, "{how}");
+        let counts = (pass.code, pass.count("sent"), pass.count("present"));
+        assert_eq!(counts, (0, 0, files), "{how}: {pass:?}");
+        assert_eq!(spoke.status()["synced"], files, "{how}");
         assert_eq!(site.manifest(), before, "{how}");
+        // The operator is told in one line, and numbers go on in a new series.
+        let lines: Vec<&str> = pass.stderr.lines().filter(|l| l.contains("WARN")).collect();
+        assert!(lines.len() == 1 && lines[0].contains(told), "{how}: {}", pass.stderr);
+        assert_ne!(series_of(&ledger), series, "{how}");
+        let aside = fs::read_dir(&state).unwrap().flatten().map(|i| i.path());
+        let aside: Vec<_> = aside.filter(|p| p.to_string_lossy().contains(".damaged-")).collect();
+        assert_eq!(!aside.is_empty(), is_kept, "{how}: {aside:?}");
+        aside.into_iter().for_each(|p| fs::remove_file(p).unwrap());
     }
-    let kept = fs::read_dir(&state).unwrap().flatten();
-    let kept = kept.filter(|i| i.file_name().to_string_lossy().contains(".damaged-")).count();
-    assert!(kept >= 2, "{kept} damaged ledgers are kept");
-    spoke.put("d/m/last.parquet", &tiny(99));
+    spoke.put("d/m/last.parquet", &tiny(9_999));
     assert_eq!(spoke.push().count("sent"), 1);
 }
 

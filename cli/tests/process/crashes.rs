@@ -87,13 +87,22 @@ fn a_spoke_that_ends_after_storing_a_receipt_sends_nothing_again() {
     let whole = pass_of(spoke.push_command().output().unwrap());
     assert_eq!((whole.code, whole.count("sent"), whole.count("left")), (0, 0, 0), "{whole:?}");
     assert_whole(&site, &spoke, step);
+    assert_eq!(tree(&site.path().join("hub/staging")).len(), 0, "{step:?}");
 }
 
 /// Syncs of one small push at the most; the loop ends at the first that is not reached.
 const SYNCS_MAX: u64 = 60;
 
 fn no_receipt_covers_a_file_whose_sync_failed_and_the_next_push_is_whole() {
-    let mut reached = 0;
+    let (mut reached, mut were_condemned) = (0, 0);
+    let once = {
+        let site = Site::new();
+        let _hub = site.hub();
+        let spoke = site.spoke("s");
+        spoke.put("d/m/2024/03/31/00/a.parquet", &tiny(1));
+        spoke.put("d/m/2024/03/31/01/b.parquet", &tiny(2));
+        spoke.push().count("wire_bytes")
+    };
     for nth in 1..=SYNCS_MAX {
         let site = Site::new();
         let hub = site.hub();
@@ -104,11 +113,17 @@ fn no_receipt_covers_a_file_whose_sync_failed_and_the_next_push_is_whole() {
         assert_eq!(hub.stop(), 0);
         // A hub whose start meets the fault refuses to start; then there is nothing to push to.
         let told = site.try_hub_told(&address, &format!("fail-sync:{nth}"));
+        let (mut condemned, mut wire) = (false, 0);
         if let Some(hub) = told {
             let pass = spoke.push();
             let landed = tree(&site.landing());
             let synced = spoke.status()["synced"].as_u64().unwrap();
             assert!(synced <= landed.len() as u64, "sync {nth}: {pass:?} {landed:?}");
+            // What a sync that failed before the answer covered is sent again, at the latest by the
+            // next pass.
+            let log = std::fs::read_to_string(site.path().join("hub.log")).unwrap();
+            condemned = log.contains("a bundle was not taken whole");
+            wire = pass.count("wire_bytes");
             assert_eq!(pass.count("failed"), 0, "sync {nth}: {pass:?}");
             hub.kill();
         }
@@ -120,9 +135,18 @@ fn no_receipt_covers_a_file_whose_sync_failed_and_the_next_push_is_whole() {
         let _hub = site.hub_with(&address, &[]);
         let whole = spoke.push();
         assert_eq!((whole.code, whole.count("left")), (0, 0), "sync {nth}: {whole:?}");
-        assert_eq!(spoke.status()["synced"], 2, "sync {nth}");
+        let again = whole.count("sent") + whole.count("present");
+        assert_eq!((again, spoke.status()["synced"].as_u64()), (2, Some(2)), "sync {nth}");
+        wire += whole.count("wire_bytes");
+        assert!(
+            !condemned || wire > once + once / 2,
+            "sync {nth}: {wire} bytes, one try is {once}"
+        );
+        were_condemned += u64::from(condemned);
         site.assert_landed(&[&spoke]);
     }
     // Two files, the staging folder, and the folders of landing from the files up.
     assert!((8..SYNCS_MAX).contains(&reached), "{reached} syncs were failed");
+    // Both staged files and their folder.
+    assert!(were_condemned >= 3, "{were_condemned} syncs condemned a bundle");
 }

@@ -32,7 +32,7 @@ def parent_of(handle):
     """The path of the folder that a file handle names; none when it is gone."""
     fd = libc.open_by_handle_at(root, handle, os.O_RDONLY | 0o10000000)  # O_PATH
     if fd < 0:
-        return None
+        return None  # gone; the file system has other folders than ours, which never go
     path = os.readlink(f"/proc/self/fd/{fd}")
     os.close(fd)
     return path

@@ -26,14 +26,32 @@ impl Answer {
 
 /// One request on a connection of its own.
 pub fn call(address: &str, method: &str, path: &str, token: Option<&str>, body: &[u8]) -> Answer {
+    let bearer = token.map(|t| format!("Bearer {t}"));
+    let headers: Vec<(&str, &str)> = bearer.iter().map(|b| ("Authorization", b.as_str())).collect();
+    call_full(address, method, path, &headers, body)
+}
+
+/// A request without a body and with these headers.
+pub fn call_with(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    call_full(address, method, path, headers, b"")
+}
+
+/// A request with these headers and this body.
+pub fn call_full(
+    address: &str,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(super::site::DEADLINE)).unwrap();
     let mut head = format!(
         "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {}\r\n",
         body.len()
     );
-    if let Some(token) = token {
-        head.push_str(&format!("Authorization: Bearer {token}\r\n"));
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
     }
     head.push_str("\r\n");
     stream.write_all(head.as_bytes()).unwrap();
@@ -41,21 +59,6 @@ pub fn call(address: &str, method: &str, path: &str, token: Option<&str>, body: 
     let _ = stream.write_all(body);
     let mut raw = Vec::new();
     let _ = stream.read_to_end(&mut raw);
-    parse(&raw)
-}
-
-/// A request without a body and with these headers.
-pub fn call_with(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(super::site::DEADLINE)).unwrap();
-    let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
-    for (name, value) in headers {
-        head.push_str(&format!("{name}: {value}\r\n"));
-    }
-    head.push_str("\r\n");
-    stream.write_all(head.as_bytes()).unwrap();
-    let mut raw = Vec::new();
-    stream.read_to_end(&mut raw).unwrap();
     parse(&raw)
 }
 

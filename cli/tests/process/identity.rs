@@ -27,10 +27,10 @@ pub fn trials() -> Vec<Trial> {
 }
 
 /// A spoke's side of the wire, with everything free to be wrong.
-struct Voice {
-    hub_id: HubId,
-    spoke_id: SpokeId,
-    key: SecretKey,
+pub struct Voice {
+    pub hub_id: HubId,
+    pub spoke_id: SpokeId,
+    pub key: SecretKey,
 }
 
 fn now() -> Timestamp {
@@ -38,7 +38,7 @@ fn now() -> Timestamp {
 }
 
 impl Voice {
-    fn of(spoke: &Spoke) -> Self {
+    pub fn of(spoke: &Spoke) -> Self {
         let json = fs::read(std::path::Path::new(&spoke.state()).join("identity.json")).unwrap();
         let v: serde_json::Value = serde_json::from_slice(&json).unwrap();
         let text = |v: &serde_json::Value| v.as_str().unwrap().to_owned();
@@ -49,7 +49,7 @@ impl Voice {
         }
     }
 
-    fn claims(&self, path: &str, dig: Sha256Digest) -> Claims {
+    pub fn claims(&self, path: &str, dig: Sha256Digest) -> Claims {
         let iat = now().unix_seconds();
         Claims {
             sub: self.spoke_id.clone(),
@@ -78,7 +78,7 @@ impl Voice {
         .unwrap()
     }
 
-    fn bundle(
+    pub fn bundle(
         &self,
         hub_id: HubId,
         spoke_id: &SpokeId,
@@ -112,7 +112,7 @@ impl Voice {
     }
 }
 
-fn entry(path: &str, bytes: &[u8], seq: u64) -> Entry {
+pub fn entry(path: &str, bytes: &[u8], seq: u64) -> Entry {
     Entry {
         path: path.parse().unwrap(),
         sha256: Sha256Digest::of(bytes),
@@ -122,7 +122,7 @@ fn entry(path: &str, bytes: &[u8], seq: u64) -> Entry {
     }
 }
 
-fn plain_site() -> (Site, HubProcess, Spoke) {
+pub fn plain_site() -> (Site, HubProcess, Spoke) {
     let site = Site::new();
     let hub = site.hub_with("127.0.0.1:0", &["--plain"]);
     let spoke = site.spoke("rocket-01");

@@ -20,6 +20,7 @@ mod proofs;
 mod proxy;
 mod readers;
 mod site;
+mod uploads;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -34,6 +35,7 @@ fn main() {
         modes::trials(),
         operator::trials(),
         cut::trials(),
+        uploads::trials(),
         machine::trials(),
         memory::trials(),
         crashes::trials(),

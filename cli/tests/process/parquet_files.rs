@@ -12,6 +12,7 @@ use crate::{fixture, lacks_shared, shared, trial};
 pub fn trials() -> Vec<Trial> {
     vec![
         trial!(every_real_parquet_file_lands_bit_for_bit, needs lacks_shared("parquet-testing/data")),
+        trial!(footers_are_read_as_a_general_reader_reads_them, needs lacks_shared("parquet-testing/data")),
         trial!(of_the_field_cases_exactly_seventeen_are_held_back, needs lacks_shared("cases/out/parquet")),
         trial!(damaged_fixtures_are_held_back_with_their_reason_and_stop_no_other),
         trial!(encrypted_fixtures_land_bit_for_bit),
@@ -106,4 +107,35 @@ fn encrypted_fixtures_land_bit_for_bit() {
     }
     assert_eq!(spoke.push().count("sent"), 2);
     site.assert_landed(&[&spoke]);
+}
+
+/// What the parquet crate says of the same file: rows, row groups, columns.
+type Said = (u64, u64, Vec<(String, String)>);
+
+fn by_the_parquet_crate(path: &Path) -> Option<Said> {
+    use parquet::file::reader::{FileReader as _, SerializedFileReader};
+    let reader = SerializedFileReader::new(fs::File::open(path).unwrap()).ok()?;
+    let metadata = reader.metadata();
+    let columns = metadata.file_metadata().schema_descr().columns();
+    let column = |c: &parquet::schema::types::ColumnDescPtr| {
+        (c.path().string(), c.self_type().get_basic_info().repetition().to_string())
+    };
+    let rows = u64::try_from(metadata.file_metadata().num_rows()).ok()?;
+    Some((rows, metadata.num_row_groups() as u64, columns.iter().map(column).collect()))
+}
+
+fn footers_are_read_as_a_general_reader_reads_them() {
+    let mut compared = 0;
+    for folder in [shared("parquet-testing/data"), fixture("parquet"), fixture("schemas")] {
+        for name in tree(&folder).into_keys().filter(|n| n.ends_with(".parquet")) {
+            let path = folder.join(&name);
+            let Some(theirs) = by_the_parquet_crate(&path) else { continue };
+            let ours = barque_hub::footer::read(&mut fs::File::open(&path).unwrap());
+            let ours = ours.unwrap_or_else(|e| panic!("{name}: {e}"));
+            let columns = ours.columns.into_iter().map(|c| (c.path, c.repetition)).collect();
+            assert_eq!((ours.rows, ours.row_groups, columns), theirs, "{name}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 60, "only {compared} files were compared");
 }

@@ -9,6 +9,8 @@ pub struct CuttingProxy {
     pub address: String,
     /// Bytes that may still go to the hub, over all connections.
     left: Arc<AtomicU64>,
+    /// Bytes that have gone to the hub, over all connections.
+    carried: Arc<AtomicU64>,
 }
 
 /// What a connection may carry to the hub.
@@ -42,6 +44,8 @@ impl CuttingProxy {
         let address = listener.local_addr().unwrap().to_string();
         let left = Arc::new(AtomicU64::new(bytes));
         let (hub, budget) = (hub.to_owned(), Arc::clone(&left));
+        let carried: Arc<AtomicU64> = Arc::default();
+        let count = Arc::clone(&carried);
         // Ends with the test's process.
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -49,11 +53,15 @@ impl CuttingProxy {
                     Budget::Shared => Arc::clone(&budget),
                     Budget::Each(bytes) => Arc::new(AtomicU64::new(bytes)),
                 };
-                let hub = hub.clone();
-                std::thread::spawn(move || forward(client, &hub, &budget));
+                let (hub, count) = (hub.clone(), Arc::clone(&count));
+                std::thread::spawn(move || forward(client, &hub, &budget, &count));
             }
         });
-        Self { address, left }
+        Self { address, left, carried }
+    }
+
+    pub fn carried(&self) -> u64 {
+        self.carried.load(Ordering::SeqCst)
     }
 
     pub fn allow(&self, bytes: u64) {
@@ -61,7 +69,7 @@ impl CuttingProxy {
     }
 }
 
-fn forward(client: TcpStream, hub: &str, budget: &AtomicU64) {
+fn forward(client: TcpStream, hub: &str, budget: &AtomicU64, carried: &AtomicU64) {
     let Ok(server) = TcpStream::connect(hub) else {
         return;
     };
@@ -88,6 +96,7 @@ fn forward(client: TcpStream, hub: &str, budget: &AtomicU64) {
             buffer[at] ^= 1;
         }
         let written = to.write_all(&buffer[..end]);
+        carried.fetch_add(allowed, Ordering::SeqCst);
         if allowed < n || written.is_err() {
             // What went through before the cut arrives: the hub sees an end, not a reset.
             let _ = to.shutdown(Shutdown::Write);

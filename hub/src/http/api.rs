@@ -17,7 +17,9 @@ use crate::hub::Parts;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     Get,
+    Head,
     Post,
+    Patch,
     Delete,
 }
 
@@ -25,7 +27,9 @@ impl Method {
     fn filter(self) -> MethodFilter {
         match self {
             Self::Get => MethodFilter::GET,
+            Self::Head => MethodFilter::HEAD,
             Self::Post => MethodFilter::POST,
+            Self::Patch => MethodFilter::PATCH,
             Self::Delete => MethodFilter::DELETE,
         }
     }
@@ -33,7 +37,9 @@ impl Method {
     fn word(self) -> &'static str {
         match self {
             Self::Get => "get",
+            Self::Head => "head",
             Self::Post => "post",
+            Self::Patch => "patch",
             Self::Delete => "delete",
         }
     }
@@ -91,6 +97,14 @@ impl Operation {
 
     pub fn post(path: &'static str, id: &'static str, who: Who, says: &'static str) -> Self {
         Self::new((Method::Post, path), id, who, says)
+    }
+
+    pub fn head(path: &'static str, id: &'static str, who: Who, says: &'static str) -> Self {
+        Self::new((Method::Head, path), id, who, says)
+    }
+
+    pub fn patch(path: &'static str, id: &'static str, who: Who, says: &'static str) -> Self {
+        Self::new((Method::Patch, path), id, who, says)
     }
 
     pub fn delete(path: &'static str, id: &'static str, who: Who, says: &'static str) -> Self {

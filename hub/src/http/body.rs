@@ -24,6 +24,8 @@ pub struct Limits {
 
 /// A page of a reconcile.
 pub const PAGE: Limits = Limits { bytes: 32 * 1024 * 1024, time: Duration::from_secs(30 * 60) };
+/// A signed header of one file, in base64.
+pub const UPLOAD: Limits = Limits { bytes: 2 * 1024 * 1024, time: Duration::from_secs(5 * 60) };
 /// Everything else: a name, a key, a role.
 pub const SMALL: Limits = Limits { bytes: 64 * 1024, time: Duration::from_secs(60) };
 /// Chunks that wait between network and reader.

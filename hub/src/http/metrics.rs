@@ -22,7 +22,8 @@ pub async fn metrics(
     State(parts): State<Arc<Parts>>,
     operator: Operator,
 ) -> Result<Response, Problem> {
-    operator.require(&parts, Role::Reader).await?;
+    // Also while it is not ready: that is when somebody looks.
+    operator.require_role(&parts, Role::Reader).await?;
     let read_from = Arc::clone(&parts);
     let reading = tokio::task::spawn_blocking(move || read(&read_from)).await;
     let reading = reading.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))?;

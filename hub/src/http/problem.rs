@@ -32,16 +32,20 @@ pub fn respond(refusal: &Refusal) -> Response {
         title: status.canonical_reason().unwrap_or("Error").to_owned(),
         status: status.as_u16(),
         code: refusal.code.to_owned(),
-        detail: refusal.detail.clone(),
+        detail: refusal.detail.to_string(),
         hub_time: refusal.hub_time,
         max_entries: refusal.max_entries,
         limit_bytes: refusal.limit_bytes,
         retry_after_ms: refusal.retry_after_ms,
+        upload_offset: refusal.upload_offset,
     };
     let json = serde_json::to_vec(&body).unwrap_or_default();
     let mut response = (status, json).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, ascii("application/problem+json"));
+    if let Some(offset) = refusal.upload_offset {
+        headers.insert(wire::UPLOAD_OFFSET, ascii(&offset.to_string()));
+    }
     if let Some(ms) = refusal.retry_after_ms {
         headers.insert(header::RETRY_AFTER, ascii(&ms.div_ceil(1000).max(1).to_string()));
     }

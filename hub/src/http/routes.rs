@@ -4,12 +4,12 @@ use barque_bundle::stream;
 use barque_bundle::wire::{self, Role};
 
 use super::api::{Api, Operation, Who};
-use super::{changes, enroll, files, metrics, schemas, status, sync, sync_spokes, tokens};
+use super::{changes, enroll, files, metrics, schemas, status, sync, sync_spokes, tokens, uploads};
 
 /// Every call that the hub takes.
 pub fn api() -> Api {
     let reader = Who::Role(Role::Reader);
-    spoke_api(Api::default())
+    operator_api(upload_api(spoke_api(Api::default())))
         .on(
             Operation::get(wire::FILES, "listFiles", reader, "A page of landed files by name.")
                 .query::<files::ListQuery>()
@@ -60,11 +60,8 @@ pub fn api() -> Api {
         )
 }
 
-/// What spokes call, and what operators do about them.
+/// What spokes call.
 fn spoke_api(api: Api) -> Api {
-    const SPOKE: &str = "/api/v1/sync-spokes/{id}";
-    let (reader, operator) = (Who::Role(Role::Reader), Who::Role(Role::Operator));
-    let admin = Who::Role(Role::Admin);
     api.on(
         Operation::post(wire::RECONCILE, "reconcile", Who::Spoke, "Which files the hub lacks.")
             .takes::<wire::ReconcileRequest>()
@@ -83,7 +80,39 @@ fn spoke_api(api: Api) -> Api {
             .gives::<wire::EnrollResponse>(),
         enroll::enroll,
     )
+}
+
+/// Large files in pieces.
+fn upload_api(api: Api) -> Api {
+    const UPLOAD: &str = "/api/v1/sync/uploads/{id}";
+    api.on(
+        Operation::post(wire::UPLOADS, "openUpload", Who::Spoke, "Opens an upload of one file.")
+            .takes::<wire::UploadRequest>()
+            .gives::<wire::UploadAnswer>(),
+        uploads::create,
+    )
     .on(
+        Operation::head(UPLOAD, "lookAtUpload", Who::Spoke, "Says where an upload's bytes end."),
+        uploads::look,
+    )
+    .on(
+        Operation::patch(UPLOAD, "appendToUpload", Who::Spoke, "Appends a piece of a file.")
+            .takes_bytes(wire::PARTIAL_UPLOAD)
+            .gives::<wire::UploadAnswer>(),
+        uploads::append,
+    )
+    .on(
+        Operation::delete(UPLOAD, "cancelUpload", Who::Spoke, "Gives an upload up."),
+        uploads::cancel,
+    )
+}
+
+/// Spokes and tokens, for operators.
+fn operator_api(api: Api) -> Api {
+    const SPOKE: &str = "/api/v1/sync-spokes/{id}";
+    let (reader, operator) = (Who::Role(Role::Reader), Who::Role(Role::Operator));
+    let admin = Who::Role(Role::Admin);
+    api.on(
         Operation::get(wire::SPOKES, "listSpokes", reader, "All spokes.")
             .gives::<wire::SpokeList>(),
         sync_spokes::list,

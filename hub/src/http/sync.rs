@@ -21,7 +21,7 @@ use crate::registry::{self, Caller};
 use crate::{receive, reconcile as reconciling};
 
 /// The spoke that signed this request.
-async fn identify(parts: &Arc<Parts>, head: &request::Parts) -> Result<Caller, Error> {
+pub(super) async fn identify(parts: &Arc<Parts>, head: &request::Parts) -> Result<Caller, Error> {
     parts.require_ready()?;
     let parts = Arc::clone(parts);
     let (method, path) = (head.method.to_string(), head.uri.path().to_owned());
@@ -40,7 +40,7 @@ async fn identify(parts: &Arc<Parts>, head: &request::Parts) -> Result<Caller, E
 }
 
 /// [`identify`]; when it refuses, the unread body is drained a little so that the answer is heard.
-async fn admit(parts: &Arc<Parts>, request: Request) -> Result<(Caller, Body), Error> {
+pub(super) async fn admit(parts: &Arc<Parts>, request: Request) -> Result<(Caller, Body), Error> {
     let (head, sent) = request.into_parts();
     match identify(parts, &head).await {
         Ok(caller) => Ok((caller, sent)),
@@ -69,14 +69,12 @@ pub async fn bundles(
     request: Request,
 ) -> Result<Response, Problem> {
     let (caller, sent) = admit(&parts, request).await?;
-    let Ok(permit) = Arc::clone(&parts.streams).try_acquire_owned() else {
-        body::discard(sent);
-        return Err(Refusal::new(
-            ErrorKind::Throttled,
-            "too_many_streams",
-            format!("the hub takes {} streams at once; try again", parts.config.streams_max),
-        )
-        .into());
+    let permit = match stream_permit(&parts) {
+        Ok(permit) => permit,
+        Err(refusal) => {
+            body::discard(sent);
+            return Err(refusal.into());
+        }
     };
     let source = body::reader(sent, parts.config.body_idle);
     let received = source.received();
@@ -93,6 +91,15 @@ pub async fn bundles(
     let mut response = Body::from_stream(lines).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, ascii("application/x-ndjson"));
     Ok(response)
+}
+
+/// A place among the bodies taken at once, held as long as it is read.
+pub(super) fn stream_permit(parts: &Parts) -> Result<tokio::sync::OwnedSemaphorePermit, Refusal> {
+    Arc::clone(&parts.streams).try_acquire_owned().map_err(|_| {
+        let detail =
+            format!("the hub takes {} streams at once; try again", parts.config.streams_max);
+        Refusal::new(ErrorKind::Throttled, "too_many_streams", detail)
+    })
 }
 
 /// How often a client hears that the hub is at work.

@@ -12,7 +12,9 @@ mod token;
 use rusqlite::{Connection, params};
 
 use super::query::signed;
+
 use crate::command::{Command, Envelope, Init, Reply};
+pub use describe::OTHER as OTHER_SCHEMAS;
 
 /// Changes that are kept for `changes` cursors; older ones are below the horizon.
 const CHANGES_KEPT: u64 = 1_000_000;

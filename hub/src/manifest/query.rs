@@ -2,7 +2,7 @@
 
 use barque_bundle::wire::{ChangeLine, FileLine, Role, SpokeLine, TokenLine};
 use barque_bundle::{
-    HubEpoch, HubId, KeyId, PublicKey, Sha256Digest, SpokeId, Timestamp, receipt::Wanted,
+    HubEpoch, HubId, KeyId, PublicKey, SeriesId, Sha256Digest, SpokeId, Timestamp, receipt::Wanted,
 };
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
@@ -10,7 +10,7 @@ use crate::error::Error;
 
 mod schemas;
 
-pub use schemas::{columns, schemas, undescribed, undescribed_count};
+pub use schemas::{SchemasPage, columns, schemas, undescribed, undescribed_count};
 
 fn wrap() -> impl FnOnce(rusqlite::Error) -> Error {
     Error::sql("the manifest cannot be read")
@@ -53,6 +53,7 @@ pub struct FileRow {
     pub sha256: Sha256Digest,
     pub size_bytes: u64,
     pub bundle_id: String,
+    pub series: SeriesId,
     pub seq: u64,
     pub received_at: Timestamp,
     pub position: u64,
@@ -95,7 +96,7 @@ fn time(row: &Row<'_>, column: &str) -> rusqlite::Result<Timestamp> {
 /// The row of a landed name, with the number of its holders.
 pub fn file(c: &Connection, landed: &str) -> rusqlite::Result<Option<FileRow>> {
     c.prepare_cached(
-        "SELECT file_id, state, sha256, size_bytes, bundle_id, seq, received_at, position,
+        "SELECT file_id, state, sha256, size_bytes, bundle_id, series, seq, received_at, position,
                 (SELECT count(*) FROM holders h WHERE h.file_id = f.file_id) AS copies
          FROM files f WHERE path = ?1",
     )?
@@ -106,6 +107,10 @@ pub fn file(c: &Connection, landed: &str) -> rusqlite::Result<Option<FileRow>> {
             sha256: digest(r, "sha256")?,
             size_bytes: unsigned(r.get("size_bytes")?),
             bundle_id: r.get("bundle_id")?,
+            series: r
+                .get::<_, String>("series")?
+                .parse()
+                .map_err(|_| rusqlite::Error::InvalidQuery)?,
             seq: unsigned(r.get("seq")?),
             received_at: time(r, "received_at")?,
             position: unsigned(r.get("position")?),
@@ -118,6 +123,24 @@ pub fn file(c: &Connection, landed: &str) -> rusqlite::Result<Option<FileRow>> {
 /// [`file`], for callers outside `apply`.
 pub fn lookup(c: &Connection, landed: &str) -> Result<Option<FileRow>, Error> {
     file(c, landed).map_err(wrap())
+}
+
+/// Whether a number of a series is answered for good.
+pub fn is_answered(
+    c: &Connection,
+    spoke: &SpokeId,
+    series: SeriesId,
+    seq: u64,
+) -> Result<bool, Error> {
+    c.prepare_cached(
+        "SELECT EXISTS (SELECT 1 FROM (
+             SELECT hi FROM answered WHERE spoke_id = ?1 AND series = ?2 AND lo <= ?3
+             ORDER BY lo DESC LIMIT 1) WHERE hi >= ?3)",
+    )
+    .and_then(|mut s| {
+        s.query_row(params![spoke.as_str(), series.to_string(), signed(seq)], |r| r.get(0))
+    })
+    .map_err(wrap())
 }
 
 /// A registered key and whose it is.

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use crate::ledger::StatRow;
 
 /// Bytes that go to the network at once.
-const PIECE_BYTES: usize = 256 * 1024;
+pub(super) const PIECE_BYTES: usize = 256 * 1024;
 
 /// One file to send: its entry, and the stat it must still have.
 #[derive(Clone)]
@@ -121,7 +121,7 @@ pub(super) fn write_stream(
     written
 }
 
-fn open_unchanged(source: &Root, parcel: &Parcel) -> Option<std::fs::File> {
+pub(super) fn open_unchanged(source: &Root, parcel: &Parcel) -> Option<std::fs::File> {
     let file = source.open_regular(parcel.entry.path.as_str()).ok()?;
     (StatRow::of(&file.metadata().ok()?) == parcel.stat).then_some(file)
 }

@@ -7,7 +7,7 @@ use barque_bundle::path::printable;
 use barque_bundle::{ErrorKind, HubId, Outcome, OutcomeLine, Sha256Digest};
 use serde::Serialize;
 
-use super::{End, ScanReport, Stop};
+use super::{End, Event, ScanReport, Stop};
 use crate::error::Error;
 use crate::hub_client::CallError;
 use crate::ledger::Ledger;
@@ -29,6 +29,10 @@ pub struct PushReport {
     /// New at the hub by this pass.
     pub sent: u64,
     pub bytes_sent: u64,
+    /// Bytes of bodies handed to the network; what went twice is counted twice.
+    pub wire_bytes: u64,
+    /// Files that went on where an earlier try had ended.
+    pub resumed: Vec<Resumed>,
     pub conflict: u64,
     pub modified: u64,
     pub failed: u64,
@@ -53,8 +57,19 @@ pub struct PushReport {
     pub duration_ms: u64,
     #[serde(skip)]
     pub error: Option<CallError>,
+    /// The hub does not take this spoke or its requests, which waiting does not mend.
+    #[serde(skip)]
+    pub is_refused: bool,
     #[serde(skip)]
     pub is_dry: bool,
+}
+
+/// A file that went on where an earlier try had ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Resumed {
+    pub path: String,
+    /// Bytes that the hub had.
+    pub offset: u64,
 }
 
 /// A path under which the hub has other content.
@@ -84,13 +99,8 @@ impl PushReport {
     /// that of the refusal that ended it.
     pub fn exit_code(&self) -> u8 {
         let try_later = ErrorKind::Unavailable.exit_code();
-        let is_fatal = |kind: ErrorKind| kind.exit_code() != try_later;
         match &self.error {
-            Some(e)
-                if self.stopped_by.as_deref() != Some("hub_not_reached") && is_fatal(e.kind()) =>
-            {
-                e.kind().exit_code()
-            }
+            Some(e) if self.is_refused => e.kind().exit_code(),
             // What only a person can mend comes before what time may mend.
             _ if self.needs_a_person() && self.hub_reached => NEEDS_A_PERSON,
             _ if self.stopped_by.is_some() => try_later,
@@ -136,7 +146,10 @@ pub(super) struct Results {
     met_late: u64,
     pub(super) receipts: u64,
     pub(super) hub_reached: bool,
+    wire_bytes: u64,
+    resumed: Vec<Resumed>,
     pub(super) stopped_by: Option<String>,
+    is_refused: bool,
     pub(super) error: Option<CallError>,
 }
 
@@ -153,7 +166,10 @@ impl Results {
             met_late: 0,
             receipts,
             hub_reached: false,
+            wire_bytes: 0,
+            resumed: Vec::new(),
             stopped_by: None,
+            is_refused: false,
             error: None,
         }
     }
@@ -175,6 +191,18 @@ impl Results {
 
     pub(super) fn cannot_read(&mut self, path: &str, e: &std::io::Error) {
         self.scan.cannot_read(path, e);
+    }
+
+    pub(super) fn moved(&mut self, event: &Event) {
+        if let Event::SentBytes(n) = event {
+            self.wire_bytes += n;
+        }
+    }
+
+    pub(super) fn resumed(&mut self, path: &barque_bundle::FilePath, offset: u64) {
+        if self.resumed.len() < NAMED_MAX {
+            self.resumed.push(Resumed { path: path.to_string(), offset });
+        }
     }
 
     pub(super) fn failed(&mut self) {
@@ -214,7 +242,10 @@ impl Results {
             }
             Err(Stop::Ledger(e)) => return Err(e),
             Err(Stop::HubNotReached(e)) => ("hub_not_reached".to_owned(), e),
-            Err(Stop::Fatal(e)) => (e.code().to_owned(), e),
+            Err(Stop::Fatal(e)) => {
+                self.is_refused = true;
+                (e.code().to_owned(), e)
+            }
         };
         self.stopped_by = Some(stopped_by);
         self.error = Some(error);
@@ -245,6 +276,8 @@ impl Results {
             present: scan.state(State::Synced) + self.present,
             sent: self.sent,
             bytes_sent: self.bytes_sent,
+            wire_bytes: self.wire_bytes,
+            resumed: self.resumed,
             conflict: scan.state(State::Conflict) + self.conflict,
             modified: scan.state(State::Modified),
             failed: scan.state(State::Failed) + self.failed,
@@ -262,6 +295,7 @@ impl Results {
             ignored_by: scan.ignored,
             duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
             error: self.error,
+            is_refused: self.is_refused,
             is_dry: scan.is_dry,
         })
     }

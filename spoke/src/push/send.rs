@@ -15,22 +15,29 @@ use crate::error::Error;
 use crate::fault::Fault;
 use crate::hub_client::{CallError, Parcel, Progress, Sent};
 use crate::ledger::FileRow;
-use crate::plan;
+use crate::plan::{self, Load};
 
 /// Times that a file's bytes may arrive damaged before it waits for a person; once a pass counts.
 const MISMATCHES_MAX: u32 = 5;
 /// Broken streams in a row, with nothing kept, after which a bundle is halved.
-const BREAKS_MAX: u32 = 2;
+pub(super) const BREAKS_MAX: u32 = 2;
 /// Broken streams in a row, over all bundles, after which it is not the files: halving 1,000 files
 /// down to one takes 12.
 const BREAKS_IN_A_ROW_MAX: u32 = 16;
 
-/// What became of a bundle.
-enum Bundle {
+/// What became of a bundle, or of an upload.
+pub(super) enum Bundle {
     Through,
     /// It broke with nothing kept: its halves are tried apart.
     Halved(Vec<FileRow>, Vec<FileRow>),
+    /// Files of which the hub has kept a part: the rest of each goes by an upload.
+    Rest(Vec<FileRow>),
     StartOver,
+}
+
+enum Work {
+    Bundle(Vec<FileRow>),
+    Upload(Box<FileRow>),
 }
 
 impl Pass<'_> {
@@ -48,14 +55,27 @@ impl Pass<'_> {
         let rows_of = |bundle: Vec<Entry>| -> Vec<FileRow> {
             bundle.iter().filter_map(|e| by_path.get(&e.path).cloned()).collect()
         };
-        let mut waiting: VecDeque<Vec<FileRow>> =
-            plan::pack(entries).into_iter().map(rows_of).collect();
-        while let Some(rows) = waiting.pop_front() {
-            match self.send_bundle(rows, results).await? {
+        let is_upload = |e: &Entry| e.size_bytes > self.upload_above || self.kept.contains(&e.path);
+        let mut waiting: VecDeque<Work> = plan::pack(entries, is_upload)
+            .into_iter()
+            .filter_map(|load| match load {
+                Load::Bundle(entries) => Some(Work::Bundle(rows_of(entries))),
+                Load::Upload(e) => by_path.get(&e.path).cloned().map(Box::new).map(Work::Upload),
+            })
+            .collect();
+        while let Some(work) = waiting.pop_front() {
+            let done = match work {
+                Work::Bundle(rows) => self.send_bundle(rows, results).await?,
+                Work::Upload(row) => self.upload(*row, results).await?,
+            };
+            match done {
                 Bundle::Through => {}
                 Bundle::Halved(first, second) => {
-                    waiting.push_front(second);
-                    waiting.push_front(first);
+                    waiting.push_front(Work::Bundle(second));
+                    waiting.push_front(Work::Bundle(first));
+                }
+                Bundle::Rest(rows) => {
+                    waiting.extend(rows.into_iter().map(Box::new).map(Work::Upload));
                 }
                 Bundle::StartOver => return Ok(End::StartOver),
             }
@@ -71,18 +91,15 @@ impl Pass<'_> {
         mut rows: Vec<FileRow>,
         results: &mut Results,
     ) -> Result<Bundle, Stop> {
-        let mut breaks = 0;
+        let (mut breaks, mut uploads) = (0, Vec::new());
         while !rows.is_empty() {
             let Some(error) = self.send_once(&rows, results).await? else {
-                return Ok(Bundle::Through);
+                return Ok(Bundle::Rest(uploads));
             };
             match fault::classify_bundle(&error) {
                 Fault::Fatal => return Err(Stop::Fatal(error)),
                 Fault::Space => {
-                    tracing::warn!(error = %error, "the hub is full; no more files are sent this time");
-                    results.stopped_by = Some("hub_full".to_owned());
-                    results.error = Some(error);
-                    self.bodies_end = true;
+                    self.hub_is_full(error, results);
                     return Ok(Bundle::Through);
                 }
                 Fault::Link => {}
@@ -99,11 +116,17 @@ impl Pass<'_> {
             if end == End::StartOver {
                 return Ok(Bundle::StartOver);
             }
+            let (rest, missing): (Vec<_>, Vec<_>) =
+                missing.into_iter().partition(|r| self.kept.contains(&r.path));
+            uploads.extend(rest);
             if missing.len() < rows.len() {
                 breaks = 0;
                 self.breaks_in_a_row = 0;
             }
             rows = missing;
+            if rows.is_empty() {
+                return Ok(Bundle::Rest(uploads));
+            }
             let is_busy = fault::is_busy(&error);
             if (is_busy && breaks >= fault::IN_A_ROW_MAX)
                 || self.breaks_in_a_row >= BREAKS_IN_A_ROW_MAX
@@ -119,8 +142,16 @@ impl Pass<'_> {
         Ok(Bundle::Through)
     }
 
+    /// Bodies end for this pass; offering goes on.
+    pub(super) fn hub_is_full(&mut self, error: CallError, results: &mut Results) {
+        tracing::warn!(error = %error, "the hub is full; no more files are sent this time");
+        results.stopped_by = Some("hub_full".to_owned());
+        results.error = Some(error);
+        self.bodies_end = true;
+    }
+
     /// Halves a bundle that does not get through, or lets its one file go last.
-    fn give_way(
+    pub(super) fn give_way(
         &mut self,
         mut rows: Vec<FileRow>,
         error: CallError,
@@ -159,7 +190,7 @@ impl Pass<'_> {
             size = %ByteSize(header.value.total_bytes),
             "sending"
         );
-        match self.transmit(&header, parcels).await {
+        match self.transmit(&header, parcels, results).await {
             Ok(sent) => self.take_receipt(bundle_id, &sent, results),
             Err(e) => {
                 self.ledger.give_back(self.hub.hub_id, bundle_id, self.edge.now())?;
@@ -173,6 +204,7 @@ impl Pass<'_> {
         &self,
         header: &Signed<Header>,
         parcels: Vec<Parcel>,
+        results: &mut Results,
     ) -> Result<Sent, CallError> {
         let (told, mut tell) = tokio::sync::mpsc::unbounded_channel();
         let progress: Arc<dyn Progress> = Arc::new(Told(told));
@@ -180,13 +212,25 @@ impl Pass<'_> {
         tokio::pin!(sending);
         loop {
             tokio::select! {
-                sent = &mut sending => return sent,
-                Some(event) = tell.recv() => (self.events)(event),
+                sent = &mut sending => {
+                    while let Ok(event) = tell.try_recv() {
+                        results.moved(&event);
+                    }
+                    return sent;
+                }
+                Some(event) = tell.recv() => {
+                    results.moved(&event);
+                    (self.events)(event);
+                }
             }
         }
     }
 
-    fn header(&self, bundle_id: BundleId, rows: &[FileRow]) -> Result<Signed<Header>, Error> {
+    pub(super) fn header(
+        &self,
+        bundle_id: BundleId,
+        rows: &[FileRow],
+    ) -> Result<Signed<Header>, Error> {
         let hub = self.hub_row()?;
         let mut entries: Vec<Entry> = rows.iter().filter_map(FileRow::entry).collect();
         entries.sort_by(|a, b| a.path.cmp(&b.path));
@@ -206,7 +250,7 @@ impl Pass<'_> {
     }
 
     /// Takes a receipt into the ledger; why the rest was not taken, if it was not.
-    fn take_receipt(
+    pub(super) fn take_receipt(
         &mut self,
         bundle_id: BundleId,
         sent: &Sent,
@@ -281,7 +325,7 @@ fn refusal(stopped: &Stopped) -> CallError {
 }
 
 /// Carries progress from the sending thread to the pass.
-struct Told(tokio::sync::mpsc::UnboundedSender<Event>);
+pub(super) struct Told(pub(super) tokio::sync::mpsc::UnboundedSender<Event>);
 
 impl Progress for Told {
     fn sent(&self, bytes: u64) {

@@ -8,15 +8,28 @@ use crate::args::HubSchemasArgs;
 use crate::{exit, output};
 
 pub async fn run(context: &Context, args: HubSchemasArgs) -> anyhow::Result<u8> {
-    let path = format!("{SCHEMAS}?prefix={}", url_segment(&args.prefix));
-    let list: SchemaList = client(context, &args.target)?.get(&path).await?;
-    if context.global.json {
-        output::json(&list)?;
-        return Ok(exit::OK);
+    let client = client(context, &args.target)?;
+    let mut after = String::new();
+    let mut whole = SchemaList { measurements: vec![], next_after: None, undescribed_files: 0 };
+    loop {
+        let (prefix, behind) = (url_segment(&args.prefix), url_segment(&after));
+        let page: SchemaList =
+            client.get(&format!("{SCHEMAS}?prefix={prefix}&after={behind}")).await?;
+        whole.undescribed_files = page.undescribed_files;
+        if context.global.json {
+            whole.measurements.extend(page.measurements);
+        } else {
+            page.measurements.iter().for_each(print);
+        }
+        match page.next_after {
+            Some(next) => after = next,
+            None => break,
+        }
     }
-    list.measurements.iter().for_each(print);
-    if list.undescribed_files > 0 {
-        output::say(&format!("{} files are not looked at yet", list.undescribed_files));
+    if context.global.json {
+        output::json(&whole)?;
+    } else if whole.undescribed_files > 0 {
+        output::say(&format!("{} files are not looked at yet", whole.undescribed_files));
     }
     Ok(exit::OK)
 }
@@ -42,8 +55,8 @@ fn schema(s: &SchemaLine, differing: &[String]) {
         (Some(first), Some(last)) => format!("{first} to {last}"),
         _ => "no partitions".to_owned(),
     };
-    let id = s.schema_id.to_string();
-    output::line(&format!("  {}  {} files  {} rows  {when}", &id[..12], s.files, s.rows));
+    let id = s.schema_id.map_or("other schemas".to_owned(), |id| id.to_string()[..12].to_owned());
+    output::line(&format!("  {}  {} files  {} rows  {when}", id, s.files, s.rows));
     for c in &s.columns {
         let mark = if differing.contains(&c.path) { '*' } else { ' ' };
         let kind = if c.logical.is_empty() { &c.physical } else { &c.logical };

@@ -8,6 +8,7 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::{HeldRow, digest, held_row, signed, unsigned, wrap};
 use crate::error::Error;
+use crate::manifest::apply::OTHER_SCHEMAS as OTHER;
 
 /// Files that a node brought in and whose footers nobody has looked at yet, by file id.
 pub fn undescribed(
@@ -51,24 +52,42 @@ pub fn columns(c: &Connection, schema_id: &Sha256Digest) -> Result<Option<Vec<Co
 
 type Name = (String, String);
 
-/// The schemas of each measurement whose `database/measurement` starts with the prefix.
-pub fn schemas(c: &Connection, prefix: &str) -> Result<Vec<MeasurementSchemas>, Error> {
-    let mut found: BTreeMap<Name, MeasurementSchemas> = BTreeMap::new();
-    for (name, line) in lines(c)?.into_iter().filter(|(n, _)| starts_with(n, prefix)) {
-        found.entry(name).or_insert_with_key(empty).schemas.push(line);
-    }
-    for (name, files) in unread(c)?.into_iter().filter(|(n, _)| starts_with(n, prefix)) {
-        found.entry(name).or_insert_with_key(empty).unread_files = files;
-    }
-    let mut measurements: Vec<MeasurementSchemas> = found.into_values().collect();
-    for m in &mut measurements {
+/// A page of measurements whose `database/measurement` starts with a prefix, behind a name.
+pub struct SchemasPage<'a> {
+    pub prefix: &'a str,
+    pub after: &'a str,
+    pub limit: u32,
+}
+
+/// The schemas of each measurement of a page, by name.
+pub fn schemas(c: &Connection, page: &SchemasPage<'_>) -> Result<Vec<MeasurementSchemas>, Error> {
+    let mut measurements = Vec::new();
+    for name in names(c, page)? {
+        let mut m = empty(&name);
+        m.schemas = lines(c, &name)?;
+        m.unread_files = unread(c, &name)?;
         m.differing = differing(m.schemas.iter().map(|s| s.columns.as_slice()));
+        measurements.push(m);
     }
     Ok(measurements)
 }
 
-fn starts_with((database, measurement): &Name, prefix: &str) -> bool {
-    format!("{database}/{measurement}").starts_with(prefix)
+fn names(c: &Connection, page: &SchemasPage<'_>) -> Result<Vec<Name>, Error> {
+    let mut statement = c
+        .prepare_cached(
+            "SELECT database, measurement FROM (
+                 SELECT database, measurement FROM measurement_schemas
+                 UNION SELECT coalesce(database, ''), coalesce(measurement, '')
+                       FROM files WHERE unread IS NOT NULL)
+             WHERE substr(database || '/' || measurement, 1, length(?1)) = ?1
+               AND database || '/' || measurement > ?2
+             ORDER BY database || '/' || measurement LIMIT ?3",
+        )
+        .map_err(wrap())?;
+    let rows = statement
+        .query_map(params![page.prefix, page.after, page.limit], |r| Ok((r.get(0)?, r.get(1)?)))
+        .map_err(wrap())?;
+    rows.collect::<Result<_, _>>().map_err(wrap())
 }
 
 fn empty((database, measurement): &Name) -> MeasurementSchemas {
@@ -82,46 +101,44 @@ fn empty((database, measurement): &Name) -> MeasurementSchemas {
     }
 }
 
-fn lines(c: &Connection) -> Result<Vec<(Name, SchemaLine)>, Error> {
+fn lines(c: &Connection, (database, measurement): &Name) -> Result<Vec<SchemaLine>, Error> {
     let mut statement = c
         .prepare_cached(
             "SELECT m.*, coalesce(s.columns, '[]') AS columns
              FROM measurement_schemas m LEFT JOIN schemas s ON s.schema_id = m.schema_id
-             ORDER BY database, measurement, first_partition, m.schema_id",
+             WHERE database = ?1 AND measurement = ?2
+             ORDER BY first_partition, m.schema_id",
         )
         .map_err(wrap())?;
     let rows = statement
-        .query_map([], |r| {
+        .query_map([database, measurement], |r| {
             let time = |column: &str| -> rusqlite::Result<Option<Timestamp>> {
                 Ok(r.get::<_, Option<i64>>(column)?.map(Timestamp::from_unix_ms))
             };
             let columns: String = r.get("columns")?;
-            let line = SchemaLine {
-                schema_id: digest(r, "schema_id")?,
+            let schema_id = digest(r, "schema_id")?;
+            Ok(SchemaLine {
+                schema_id: (*schema_id.as_bytes() != OTHER).then_some(schema_id),
                 files: unsigned(r.get("files")?),
                 rows: unsigned(r.get("rows")?),
                 first_partition: time("first_partition")?,
                 last_partition: time("last_partition")?,
                 columns: serde_json::from_str(&columns)
                     .map_err(|_| rusqlite::Error::InvalidQuery)?,
-            };
-            Ok(((r.get("database")?, r.get("measurement")?), line))
+            })
         })
         .map_err(wrap())?;
     rows.collect::<Result<_, _>>().map_err(wrap())
 }
 
-fn unread(c: &Connection) -> Result<Vec<(Name, u64)>, Error> {
-    let mut statement = c
-        .prepare_cached(
-            "SELECT coalesce(database, ''), coalesce(measurement, ''), count(*)
-             FROM files WHERE unread IS NOT NULL GROUP BY 1, 2",
-        )
-        .map_err(wrap())?;
-    let rows = statement
-        .query_map([], |r| Ok(((r.get(0)?, r.get(1)?), unsigned(r.get(2)?))))
-        .map_err(wrap())?;
-    rows.collect::<Result<_, _>>().map_err(wrap())
+fn unread(c: &Connection, (database, measurement): &Name) -> Result<u64, Error> {
+    // An empty name stands for none.
+    c.prepare_cached(
+        "SELECT count(*) FROM files WHERE unread IS NOT NULL
+           AND database IS nullif(?1, '') AND measurement IS nullif(?2, '')",
+    )
+    .and_then(|mut s| s.query_row([database, measurement], |r| r.get(0).map(unsigned)))
+    .map_err(wrap())
 }
 
 /// Columns that have one type in one schema and another in another, by name.

@@ -66,8 +66,9 @@ fn footers_are_gathered_per_measurement_and_a_further_schema_is_told_once() {
     assert_eq!(changes(b.apply(Command::Describe(unread))), []);
     let c = &b.manifest.connection;
     assert!(query::undescribed(c, NODE, 0, 10).unwrap().is_empty());
-    let all = query::schemas(c, "d/").unwrap();
-    assert!(query::schemas(c, "d/other").unwrap().is_empty());
+    let page = |prefix| query::SchemasPage { prefix, after: "", limit: 10 };
+    let all = query::schemas(c, &page("d/")).unwrap();
+    assert!(query::schemas(c, &page("d/other")).unwrap().is_empty());
     assert_eq!(
         (all.len(), all[0].unread_files, all[0].differing.as_slice()),
         (1, 1, &["v".into()][..])
@@ -79,4 +80,30 @@ fn footers_are_gathered_per_measurement_and_a_further_schema_is_told_once() {
         .collect();
     let day = |d: &str| Some(format!("2024-03-{d}T02:00:00.000Z"));
     assert_eq!(files, [(2, 20, day("03")), (1, 10, day("02"))]);
+}
+
+/// Numbers from outside must never make `apply` fail: a command that does stops every node for good.
+#[test]
+fn rows_that_overflow_and_schemas_without_end_are_counted_and_stop_nothing() {
+    let mut b = Bench::with_spoke("s");
+    let path = |n: u32| format!("d/m/2024/03/01/02/{n}.parquet");
+    for n in 0..110u32 {
+        let holder = Some(Holder { node_id: NODE, stage_no: 5 });
+        let operations = vec![register(&path(n), 1, u64::from(n), holder)];
+        b.batch(Batch { bundles: vec![bundle_ref("s", 1)], operations });
+        let name = format!("batch_{n}");
+        let mut command = described(&path(n), 1, &[(&name, "INT64")]);
+        if let Footer::Read { rows, .. } = &mut command.files[0].facts {
+            *rows = i64::MAX.cast_unsigned();
+        }
+        assert!(matches!(b.apply(Command::Describe(command)), Reply::Described(_)));
+    }
+    let c = &b.manifest.connection;
+    let page = query::SchemasPage { prefix: "", after: "", limit: 10 };
+    let m = query::schemas(c, &page).unwrap().remove(0);
+    assert_eq!(m.schemas.len(), 101);
+    let other = m.schemas.iter().find(|s| s.schema_id.is_none()).unwrap();
+    assert_eq!((other.files, other.rows), (10, i64::MAX.cast_unsigned()));
+    let kept: i64 = c.query_row("SELECT count(*) FROM schemas", [], |r| r.get(0)).unwrap();
+    assert_eq!(kept, 100);
 }

@@ -1,0 +1,237 @@
+//! `/api/v1/sync/uploads`: one large file in pieces, as resumable uploads for HTTP have it
+//! (draft-ietf-httpbis-resumable-upload-09; docs/HTTP.md says which parts).
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, StatusCode, header, request};
+use axum::response::{IntoResponse, Response};
+use barque_bundle::wire::{self, BundleLine, UploadAnswer, UploadRequest};
+use barque_bundle::{BundleId, ErrorKind};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
+use super::sync::{admit, identify};
+use super::{Problem, ascii, body};
+use crate::error::{Error, Refusal};
+use crate::hub::Parts;
+use crate::ledger::{UploadKey, UploadRow};
+use crate::receive::{self, Reserved, Verdict};
+use crate::registry::Caller;
+use crate::upload::Held;
+
+/// Opens an upload, or goes on with one: where its bytes end, or the receipt if none are needed.
+pub async fn create(
+    State(parts): State<Arc<Parts>>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (caller, sent) = admit(&parts, request).await?;
+    let bytes = body::whole(sent, parts.config.body_idle, body::UPLOAD).await?;
+    let UploadRequest { manifest, sig, entry } = body::json(&bytes)?;
+    let decode = |text: &str, what: &str| {
+        let detail = format!("{what} is no base64");
+        let refuse = |_| Refusal::new(ErrorKind::Invalid, "body_malformed", detail);
+        BASE64.decode(text).map_err(refuse)
+    };
+    let (header, sig) = (decode(&manifest, "manifest")?, decode(&sig, "sig")?);
+    let upload = match receive::open(&parts, &caller, header, sig, entry).await? {
+        Verdict::Decided(line) => return answer(line),
+        Verdict::Needed(upload) => *upload,
+    };
+    let key = UploadKey {
+        spoke_id: caller.spoke_id.clone(),
+        path: upload.entry.path.clone(),
+        sha256: upload.entry.sha256,
+    };
+    let _held = parts.uploads.hold(&key).await?;
+    let known = parts.ledger.upload(&key)?;
+    if known.is_none() {
+        parts.uploads.require_room(&caller.spoke_id)?;
+    }
+    let synced = known.map_or(0, |k| k.synced);
+    let size_bytes = upload.entry.size_bytes;
+    // Refused now rather than in the middle.
+    drop(Reserved::take(&parts, size_bytes.saturating_sub(synced))?);
+    let location = format!("{}/{}", wire::UPLOADS, upload.bundle.bundle_id);
+    let row =
+        UploadRow { key, size_bytes, synced, bundle: Some(upload), touched_at: (parts.clock)() };
+    parts.ledger.put_upload(&row)?;
+    let mut response = progress(StatusCode::CREATED, &row);
+    response.headers_mut().insert(header::LOCATION, ascii(&location));
+    Ok(response)
+}
+
+/// Where the bytes end.
+pub async fn look(
+    State(parts): State<Arc<Parts>>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (head, _) = request.into_parts();
+    let caller = identify(&parts, &head).await?;
+    let row = known(&parts, &caller, &id).await?;
+    let _held = parts.uploads.hold(&row.key).await?;
+    Ok(progress(StatusCode::NO_CONTENT, &known(&parts, &caller, &id).await?))
+}
+
+/// Gives an upload up: its bytes are deleted.
+pub async fn cancel(
+    State(parts): State<Arc<Parts>>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (head, _) = request.into_parts();
+    let caller = identify(&parts, &head).await?;
+    let row = known(&parts, &caller, &id).await?;
+    let _held = parts.uploads.hold(&row.key).await?;
+    on_disk(&parts, move |parts| parts.uploads.forget(&row.key)).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Appends a piece; the last one is answered with the receipt.
+pub async fn append(
+    State(parts): State<Arc<Parts>>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (head, sent) = request.into_parts();
+    let begun = begin(&parts, &head, &id).await;
+    let (mut held, mut row, asked, permit) = match begun {
+        Ok(begun) => begun,
+        Err(e) => {
+            body::discard(sent);
+            return Err(e.into());
+        }
+    };
+    let reserved = Reserved::take(&parts, row.size_bytes.saturating_sub(row.synced))?;
+    let source = body::reader(sent, parts.config.body_idle);
+    let uploads = Arc::clone(&parts.uploads);
+    let offset = asked.offset;
+    let appended = tokio::task::spawn_blocking(move || {
+        let mut source = source;
+        let appended = uploads.append(&mut held, &mut row, offset, &mut source);
+        drop((reserved, permit));
+        appended.map(|a| (a, held, row))
+    });
+    let appended = appended.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
+    let (appended, held, row) = appended?;
+    if let Some(e) = appended.broken {
+        let detail = format!("the body broke off: {e}; {} bytes are kept", row.synced);
+        let refusal = Refusal::new(ErrorKind::Unavailable, "upload_broken", detail);
+        return Err(Refusal { upload_offset: Some(row.synced), ..refusal }.into());
+    }
+    match (asked.is_last, row.synced == row.size_bytes) {
+        (false, _) => Ok(progress(StatusCode::NO_CONTENT, &row)),
+        (true, true) => finish(&parts, held, row).await,
+        (true, false) => {
+            let detail = format!(
+                "the last piece ended at {} of {} bytes; what came is kept",
+                row.synced, row.size_bytes
+            );
+            let refusal = Refusal::new(ErrorKind::Conflict, "offset_mismatch", detail);
+            Err(Refusal { upload_offset: Some(row.synced), ..refusal }.into())
+        }
+    }
+}
+
+/// What a piece says of itself.
+struct Asked {
+    offset: u64,
+    is_last: bool,
+}
+
+type Begun = (Held, UploadRow, Asked, tokio::sync::OwnedSemaphorePermit);
+
+async fn begin(parts: &Arc<Parts>, head: &request::Parts, id: &str) -> Result<Begun, Error> {
+    let caller = identify(parts, head).await?;
+    let asked = asked(&head.headers)?;
+    let row = known(parts, &caller, id).await?;
+    let permit = super::sync::stream_permit(parts)?;
+    let held = parts.uploads.hold(&row.key).await?;
+    // As an older request that has ended now left it.
+    let row = known(parts, &caller, id).await?;
+    Ok((held, row, asked, permit))
+}
+
+fn asked(headers: &HeaderMap) -> Result<Asked, Refusal> {
+    let text = |name| headers.get(name).and_then(|v| v.to_str().ok()).map(str::trim);
+    let malformed = |name: &str| {
+        let detail = format!("the header {name} is missing or malformed");
+        Refusal::new(ErrorKind::Invalid, "header_malformed", detail)
+    };
+    let offset = text(wire::UPLOAD_OFFSET).and_then(|v| v.parse().ok());
+    let is_last = match text(wire::UPLOAD_COMPLETE) {
+        Some("?1") => Some(true),
+        Some("?0") => Some(false),
+        _ => None,
+    };
+    Ok(Asked {
+        offset: offset.ok_or_else(|| malformed(wire::UPLOAD_OFFSET))?,
+        is_last: is_last.ok_or_else(|| malformed(wire::UPLOAD_COMPLETE))?,
+    })
+}
+
+/// The caller's upload of this id, which its token is for.
+async fn known(parts: &Arc<Parts>, caller: &Caller, id: &str) -> Result<UploadRow, Error> {
+    let none = || {
+        let detail = "there is no such upload (any more); open it again with POST";
+        Refusal::new(ErrorKind::NotFound, "no_such_upload", detail)
+    };
+    let id: BundleId = id.parse().map_err(|_| none())?;
+    let spoke = caller.spoke_id.clone();
+    let row = on_disk(parts, move |parts| parts.ledger.upload_of_bundle(&spoke, id)).await?;
+    let row = row.ok_or_else(none)?;
+    let bundle = row.bundle.as_ref().ok_or_else(none)?;
+    caller.check_digest(bundle.entries_digest)?;
+    Ok(row)
+}
+
+async fn finish(parts: &Arc<Parts>, mut held: Held, row: UploadRow) -> Result<Response, Problem> {
+    let Some(upload) = row.bundle.clone() else {
+        return Err(Error::Malformed("an upload without its bundle".to_owned()).into());
+    };
+    let uploads = Arc::clone(&parts.uploads);
+    let path = uploads.path(&row.key);
+    let key = row.key.clone();
+    let hashed = tokio::task::spawn_blocking(move || {
+        let found = uploads.digest(&mut held, &row)?;
+        Ok::<_, Error>((found, held))
+    });
+    let (found, _held) = hashed.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))?;
+    let line = receive::finish(parts, upload, &path, found).await?;
+    if receive::is_final(&line) {
+        on_disk(parts, move |parts| parts.uploads.forget(&key)).await?;
+    }
+    answer(line)
+}
+
+/// Runs what waits for a disk on a thread that may.
+async fn on_disk<T: Send + 'static>(
+    parts: &Arc<Parts>,
+    f: impl FnOnce(&Arc<Parts>) -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let parts = Arc::clone(parts);
+    let done = tokio::task::spawn_blocking(move || f(&parts)).await;
+    done.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))
+}
+
+fn answer(line: BundleLine) -> Result<Response, Problem> {
+    match line {
+        BundleLine::Done { receipt, stopped } => {
+            Ok(Json(UploadAnswer { receipt, stopped }).into_response())
+        }
+        _ => Err(Error::Malformed("an answer without a receipt".to_owned()).into()),
+    }
+}
+
+fn progress(status: StatusCode, row: &UploadRow) -> Response {
+    let mut response = (status, Body::empty()).into_response();
+    let headers = response.headers_mut();
+    headers.insert(wire::UPLOAD_OFFSET, ascii(&row.synced.to_string()));
+    headers.insert(wire::UPLOAD_LENGTH, ascii(&row.size_bytes.to_string()));
+    headers.insert(wire::UPLOAD_COMPLETE, ascii("?0"));
+    headers.insert(header::CACHE_CONTROL, ascii("no-store"));
+    response
+}

@@ -1,0 +1,159 @@
+//! One large file in pieces (draft-ietf-httpbis-resumable-upload-09): opened, then appended where
+//! the hub's bytes end.
+
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::sync::Arc;
+
+use barque_bundle::header::Signed;
+use barque_bundle::platform::Root;
+use barque_bundle::receipt::Answers;
+use barque_bundle::wire::{self, UploadAnswer, UploadRequest};
+use barque_bundle::{Entry, Header};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+
+use super::body::{ChannelWriter, Moved, Parcel, Progress, open_unchanged};
+use super::{CallError, HubClient, STALL_WAIT, Sent, WRITER_WAIT, not_the_hub, streamed};
+
+/// Where an upload stands after a call.
+pub enum Reached {
+    /// The hub has so many bytes from the start.
+    Offset(u64),
+    /// It needs no more.
+    Done(Box<Sent>),
+}
+
+/// A piece to append.
+pub struct Piece {
+    pub parcel: Parcel,
+    pub from: u64,
+    pub to: u64,
+}
+
+impl HubClient {
+    /// Opens an upload of the bundle's one file, or goes on with what the hub kept of it.
+    pub async fn open_upload(
+        &self,
+        header: &Signed<Header>,
+        entry: &Entry,
+    ) -> Result<Reached, CallError> {
+        let request = UploadRequest {
+            manifest: BASE64.encode(&header.bytes),
+            sig: BASE64.encode(&header.sig),
+            entry: entry.clone(),
+        };
+        let body = serde_json::to_vec(&request).map_err(|e| CallError::Client(e.to_string()))?;
+        let (url, token) = self.addressed("POST", wire::UPLOADS, header);
+        let request = self
+            .http
+            .post(&url)
+            .bearer_auth(token)
+            .header(wire::REQUEST_ID, self.request_id())
+            .header("content-type", "application/json")
+            .timeout(STALL_WAIT)
+            .body(body);
+        let response = request.send().await.map_err(|e| self.failed(&url, &e))?;
+        let judged = self.judge_any(&url, response).await;
+        if let Err(e) = &judged
+            && self.learn_from_refusal(e)
+        {
+            let why = format!("{e}; the clock is set by the hub's");
+            return Err(CallError::Broken { url, why });
+        }
+        self.reached(header, judged?)
+    }
+
+    /// Sends bytes of a file from one offset to another; the last piece is answered with the
+    /// receipt. A file that has changed since it was hashed is not sent.
+    pub async fn append(
+        &self,
+        header: &Signed<Header>,
+        source: Arc<Root>,
+        piece: Piece,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Reached, CallError> {
+        let path = format!("{}/{}", wire::UPLOADS, header.value.bundle_id);
+        let (url, token) = self.addressed("PATCH", &path, header);
+        let moved = Arc::new(Moved::new());
+        let (out, pieces) = tokio::sync::mpsc::channel(2);
+        let sink = ChannelWriter { out, moved: Arc::clone(&moved), progress };
+        let is_last = piece.to == piece.parcel.entry.size_bytes;
+        let (from, len) = (piece.from, piece.to - piece.from);
+        let writing = tokio::task::spawn_blocking(move || write_piece(sink, &source, &piece));
+        let request = self
+            .http
+            .patch(&url)
+            .bearer_auth(token)
+            .header(wire::REQUEST_ID, self.request_id())
+            .header("content-type", wire::PARTIAL_UPLOAD)
+            .header("content-length", len)
+            .header(wire::UPLOAD_OFFSET, from)
+            .header(wire::UPLOAD_COMPLETE, if is_last { "?1" } else { "?0" })
+            .body(streamed(pieces));
+        let stalled = || CallError::Broken {
+            url: url.clone(),
+            why: format!("nothing moved for {} s", STALL_WAIT.as_secs()),
+        };
+        let answer = async {
+            let response = moved
+                .unless_stalled(STALL_WAIT, request.send())
+                .await
+                .ok_or_else(stalled)?
+                .map_err(|e| self.failed(&url, &e))?;
+            let judged = self.judge_any(&url, response);
+            moved.unless_stalled(STALL_WAIT, judged).await.ok_or_else(stalled)?
+        };
+        let answer = answer.await;
+        let _ = tokio::time::timeout(WRITER_WAIT, writing).await;
+        self.reached(header, answer?)
+    }
+
+    fn addressed(&self, method: &str, path: &str, header: &Signed<Header>) -> (String, String) {
+        (self.url(path), self.token(method, path, header.value.entries_digest))
+    }
+
+    fn reached(
+        &self,
+        header: &Signed<Header>,
+        (status, offset, bytes): (u16, Option<u64>, Bytes),
+    ) -> Result<Reached, CallError> {
+        if status != 200 {
+            let missing = || not_the_hub(status, String::new(), &bytes);
+            return offset.map(Reached::Offset).ok_or_else(missing);
+        }
+        let answer: UploadAnswer =
+            serde_json::from_slice(&bytes).map_err(|_| not_the_hub(200, String::new(), &bytes))?;
+        let answers = Answers::Bundle(header.value.bundle_id);
+        let receipt = self.open(answer.receipt, answers)?;
+        Ok(Reached::Done(Box::new(Sent { receipt, stopped: answer.stopped })))
+    }
+}
+
+/// Writes the piece; a file that is not as it was breaks the body off.
+fn write_piece(mut sink: ChannelWriter, source: &Root, piece: &Piece) -> io::Result<()> {
+    let out = sink.out.clone();
+    let write = || -> io::Result<()> {
+        let changed = || io::Error::other("the file has changed since it was hashed");
+        let mut file = open_unchanged(source, &piece.parcel).ok_or_else(changed)?;
+        file.seek(SeekFrom::Start(piece.from))?;
+        let mut left = file.take(piece.to - piece.from);
+        let mut buffer = vec![0u8; super::body::PIECE_BYTES];
+        let mut sent = 0;
+        loop {
+            let n = left.read(&mut buffer)?;
+            if n == 0 {
+                break;
+            }
+            sink.write_all(&buffer[..n])?;
+            sent += n as u64;
+        }
+        if sent == piece.to - piece.from { Ok(()) } else { Err(changed()) }
+    };
+    let mut write = write;
+    let written = write();
+    if let Err(e) = &written {
+        let _ = out.blocking_send(Err(io::Error::new(e.kind(), e.to_string())));
+    }
+    written
+}

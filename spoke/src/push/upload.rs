@@ -1,0 +1,129 @@
+//! Sends one file in pieces, each try from where the hub's bytes end, until it has an outcome or
+//! its turn is up.
+
+use std::sync::Arc;
+
+use barque_bundle::header::Signed;
+use barque_bundle::{BundleId, Header};
+
+use super::send::{BREAKS_MAX, Bundle};
+use super::{Event, Pass, Results, Stop, fault};
+use crate::fault::Fault;
+use crate::hub_client::{CallError, Parcel, Piece, Reached};
+use crate::ledger::FileRow;
+
+impl Pass<'_> {
+    /// Uploads a file; a broken connection costs only what the hub did not keep.
+    pub(super) async fn upload(
+        &mut self,
+        row: FileRow,
+        results: &mut Results,
+    ) -> Result<Bundle, Stop> {
+        let hub_id = self.hub.hub_id;
+        let bundle_id = BundleId::new(self.hub_now(), self.edge.id_bytes());
+        // One bundle for all tries: the hub hears the same again after a lost answer.
+        let header = self.header(bundle_id, std::slice::from_ref(&row))?;
+        let (mut breaks, mut best) = (0, 0);
+        loop {
+            let Some(row) = self.still_there(vec![row.clone()], results)?.pop() else {
+                return Ok(Bundle::Through);
+            };
+            if row.entry().map(|e| e.sha256) != header_digest(&header, &row) {
+                // It changed and has another number now: its turn comes anew.
+                return Ok(Bundle::Through);
+            }
+            self.ledger.depart(hub_id, bundle_id, &[&row.path], self.edge.now())?;
+            let mut reached = 0;
+            let error = match self.upload_once(&header, &row, &mut reached, results).await {
+                Ok(None) => return Ok(Bundle::Through),
+                Ok(Some(error)) => error,
+                Err(error) => {
+                    self.ledger.give_back(hub_id, bundle_id, self.edge.now())?;
+                    error
+                }
+            };
+            match fault::classify_bundle(&error) {
+                Fault::Fatal => return Err(Stop::Fatal(error)),
+                Fault::Space => {
+                    self.hub_is_full(error, results);
+                    return Ok(Bundle::Through);
+                }
+                Fault::Link => {}
+            }
+            // A try that brought the file on is no failure: the link is like that.
+            if reached > best {
+                (breaks, best) = (0, reached);
+                self.breaks_in_a_row = 0;
+            }
+            breaks += 1;
+            self.breaks_in_a_row += 1;
+            let is_busy = fault::is_busy(&error);
+            if is_busy && breaks >= fault::IN_A_ROW_MAX {
+                return Err(Stop::HubNotReached(error));
+            }
+            if !is_busy && breaks > BREAKS_MAX {
+                return self.give_way(vec![row], error, results);
+            }
+            self.pause(&error, breaks).await;
+        }
+    }
+
+    /// One try; why it ended before the file was through, if it did.
+    async fn upload_once(
+        &mut self,
+        header: &Signed<Header>,
+        row: &FileRow,
+        reached: &mut u64,
+        results: &mut Results,
+    ) -> Result<Option<CallError>, CallError> {
+        let Some(entry) = row.entry() else { return Ok(None) };
+        let size = entry.size_bytes;
+        let mut at = self.client.open_upload(header, &entry).await?;
+        if let Reached::Offset(offset @ 1..) = at {
+            results.resumed(&row.path, offset);
+            (self.events)(Event::SentBytes(offset));
+        }
+        loop {
+            let from = match at {
+                Reached::Offset(offset) => offset.min(size),
+                Reached::Done(sent) => {
+                    return self
+                        .take_receipt(header.value.bundle_id, &sent, results)
+                        .map_err(|e| CallError::Client(crate::error::chain(&e)));
+                }
+            };
+            *reached = from;
+            let parcel = Parcel { entry: entry.clone(), stat: row.stat };
+            let piece = Piece { parcel, from, to: size };
+            let source = Arc::clone(&self.source);
+            let (told, mut tell) = tokio::sync::mpsc::unbounded_channel();
+            let progress = Arc::new(super::send::Told(told));
+            let appending = self.client.append(header, source, piece, progress);
+            tokio::pin!(appending);
+            let answer = loop {
+                tokio::select! {
+                    answer = &mut appending => break answer,
+                    Some(event) = tell.recv() => {
+                        results.moved(&event);
+                        (self.events)(event);
+                    }
+                }
+            };
+            while let Ok(event) = tell.try_recv() {
+                results.moved(&event);
+            }
+            at = answer.inspect_err(|e| {
+                if let CallError::Refused(p) = e {
+                    *reached = p.upload_offset.unwrap_or(0).max(*reached);
+                }
+            })?;
+        }
+    }
+}
+
+/// The row's digest if the header is still about it.
+fn header_digest(header: &Signed<Header>, row: &FileRow) -> Option<barque_bundle::Sha256Digest> {
+    let entry = row.entry()?;
+    let same = barque_bundle::entry::entries_digest([&entry]) == header.value.entries_digest;
+    same.then_some(entry.sha256)
+}
