@@ -201,6 +201,7 @@ fn the_documents_that_a_user_needs_are_there_and_name_every_verb() {
         "config show",
         "config example",
         "enroll",
+        "ledger ls",
         "ledger requeue",
         "ledger dismiss",
         "hub init",

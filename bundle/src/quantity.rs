@@ -17,6 +17,8 @@ pub enum QuantityError {
     BareSize(String),
     #[error("{0:?} is not a size; write 500MB, 64KiB or 12B")]
     Size(String),
+    #[error("{0:?} is not a rate; write 2MB/s, 512KiB/s, 5Mbit/s or 64kbit/s")]
+    Rate(String),
     #[error("{0:?} has no unit; write a duration as 500ms, 2s, 10m, 1h or 7d")]
     BareDuration(String),
     #[error("{0:?} is not a duration; write 500ms, 2s, 10m, 1h or 7d")]
@@ -89,6 +91,37 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
+/// Bytes in a second, written `2MB/s`, `512KiB/s`, or in bits as `5Mbit/s` or `64kbit/s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteRate(u64);
+
+/// Eight of these are a byte.
+const BIT_UNITS: [(&str, u64); 4] =
+    [("kbit/s", 1_000), ("Mbit/s", 1_000_000), ("Gbit/s", 1_000_000_000), ("bit/s", 1)];
+
+impl ByteRate {
+    /// How long so many bytes take.
+    pub fn time_for(self, bytes: u64) -> Duration {
+        let ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.0.max(1));
+        Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
+    }
+}
+
+impl FromStr for ByteRate {
+    type Err = QuantityError;
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        let wrong = || QuantityError::Rate(text.to_owned());
+        let bytes = match scaled(text.trim(), &BIT_UNITS) {
+            Some(bits) => bits / 8,
+            None => {
+                let size = text.trim().strip_suffix("/s").ok_or_else(wrong)?;
+                size.parse::<ByteSize>().map_err(|_| wrong())?.0
+            }
+        };
+        if bytes == 0 { Err(wrong()) } else { Ok(Self(bytes)) }
+    }
+}
+
 /// The duration that a text such as `500ms`, `2s`, `10m`, `1h` or `7d` names.
 pub fn parse_duration(text: &str) -> Result<Duration, QuantityError> {
     if is_bare(text) {
@@ -122,6 +155,17 @@ mod tests {
         assert!(matches!("500".parse::<ByteSize>(), Err(QuantityError::BareSize(_))));
         assert!("5 bananas".parse::<ByteSize>().is_err());
         assert!("99999999999TB".parse::<ByteSize>().is_err());
+    }
+
+    #[test]
+    fn rates_are_bytes_or_bits_of_a_second() {
+        let second = |text: &str| text.parse::<ByteRate>().unwrap().time_for(1_000_000);
+        assert_eq!(second("2MB/s"), Duration::from_millis(500));
+        assert_eq!(second("8Mbit/s"), Duration::from_secs(1));
+        assert_eq!(second("64kbit/s"), Duration::from_secs(125));
+        for wrong in ["2MB", "5", "5/s", "Mbit/s", "0B/s", "1bit/s"] {
+            assert!(wrong.parse::<ByteRate>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

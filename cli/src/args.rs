@@ -1,9 +1,12 @@
 //! What can be typed: verbs, flags and their environment variables.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use barque_bundle::quantity::{ByteRate, parse_duration};
 use barque_bundle::wire::Role;
 use barque_bundle::{ByteSize, SpokeId};
+use barque_spoke::budget::Budget;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 /// Carries immutable Parquet files from edge machines to a central hub, and loses none.
@@ -112,6 +115,18 @@ pub struct PushArgs {
     /// Scan and say what would be sent; write and send nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Send at most so fast, such as 2MB/s or 5Mbit/s [default: as spoke.toml says, else no limit]
+    #[arg(long, env = "BARQUE_BANDWIDTH", value_name = "RATE")]
+    pub bandwidth: Option<ByteRate>,
+    /// End after so long, such as 10m; what is left waits for the next pass
+    #[arg(long, env = "BARQUE_MAX_DURATION", value_name = "DURATION", value_parser = parse_duration)]
+    pub max_duration: Option<Duration>,
+    /// Send at most so much, such as 500MB; what is left waits for the next pass
+    #[arg(long, env = "BARQUE_MAX_BYTES", value_name = "SIZE")]
+    pub max_bytes: Option<ByteSize>,
+    /// Send at most so much in a day or month of UTC, such as 500MB/day or 10GB/month
+    #[arg(long, env = "BARQUE_BUDGET", value_name = "BUDGET")]
+    pub budget: Option<Budget>,
 }
 
 #[derive(ClapArgs, Debug)]
@@ -136,6 +151,11 @@ pub struct EnrollArgs {
 
 #[derive(Subcommand, Debug)]
 pub enum LedgerVerb {
+    /// List what the ledger knows of files, by state and name; works without a network
+    #[command(
+        after_help = "Example:\n  barque ledger ls --state-is pending --state ./rocket\n  barque ledger ls --json --state ./rocket"
+    )]
+    Ls(LedgerLsArgs),
     /// Offer files again under a new number, after a person acted
     #[command(
         after_help = "Example:\n  barque ledger requeue factory/line1/2024/03/31/02/a.parquet --state ./rocket\n  barque ledger requeue --all modified --state ./rocket"
@@ -144,6 +164,18 @@ pub enum LedgerVerb {
     /// Set files aside; a requeue undoes it
     #[command(after_help = "Example:\n  barque ledger dismiss --all conflict --state ./rocket")]
     Dismiss(LedgerArgs),
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct LedgerLsArgs {
+    #[command(flatten)]
+    pub state: StateArgs,
+    /// Only files in this state, such as pending, synced, conflict, failed, modified or skipped
+    #[arg(long, value_name = "STATE")]
+    pub state_is: Option<String>,
+    /// At most so many
+    #[arg(long, value_name = "N")]
+    pub limit: Option<u64>,
 }
 
 #[derive(ClapArgs, Debug)]

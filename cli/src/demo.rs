@@ -1,8 +1,10 @@
 //! `barque demo`: the main job with real processes, told as one table.
 //!
-//! A hub with TLS and two spokes; the hub is killed with -9 in the middle of the pushes; at the
-//! end every landed file is hashed against its source. Anything that differs is a failure.
+//! A hub with TLS and three spokes; the hub is killed with -9 in the middle of the pushes, and the
+//! link of one is cut in the middle of its large file; at the end every landed file is hashed
+//! against its source. Anything that differs is a failure.
 
+mod link;
 mod process;
 
 use std::path::{Path, PathBuf};
@@ -16,10 +18,15 @@ use crate::args::DemoArgs;
 use crate::command::Context;
 use crate::sample::{self, Plan};
 use crate::{exit, output};
+use link::Link;
 use process::{Running, barque, run_json};
 
 const SPOKES: [(&str, u64); 2] = [("rocket-01", 2000), ("submarine-01", 1000)];
+/// The spoke with the large file and the bad link.
+const MINE: &str = "mine-01";
 const LARGE: ByteSize = ByteSize(256 * 1024 * 1024);
+/// Most bytes that may go over the link for a file, in hundredths of its size.
+const WIRE_PERCENT_MAX: u64 = 105;
 const ROWS: u32 = 2_000;
 const LEAST_BYTES: u64 = 400 * 1024 * 1024;
 
@@ -65,6 +72,7 @@ impl Demo {
         for (spoke, _) in SPOKES {
             self.push_nothing(spoke)?;
         }
+        self.push_through_a_cut(&listen)?;
         self.change_one_file()?;
         self.compare()
     }
@@ -92,8 +100,9 @@ impl Demo {
 
     fn make_samples(&mut self) -> anyhow::Result<u64> {
         let mut bytes = 0;
-        for (seed, (spoke, files)) in (1..).zip(SPOKES) {
-            let large = (seed == 1).then_some(LARGE);
+        let mine = (MINE, 0);
+        for (seed, (spoke, files)) in (1..).zip(SPOKES.into_iter().chain([mine])) {
+            let large = (spoke == MINE).then_some(LARGE);
             let plan = Plan { files, rows: ROWS, large, seed };
             let written = sample::write(&self.source(spoke), &plan, |_| ())?;
             bytes += written.bytes;
@@ -174,6 +183,37 @@ impl Demo {
         Ok(())
     }
 
+    /// A link that breaks when half of the large file has gone: the rest goes on from there.
+    fn push_through_a_cut(&mut self, hub: &str) -> anyhow::Result<()> {
+        self.enroll(MINE)?;
+        let bytes: u64 = files_below(&self.source(MINE))
+            .iter()
+            .map(|p| std::fs::metadata(p).map(|m| m.len()))
+            .sum::<Result<_, _>>()?;
+        let link = Link::start(hub, bytes / 2)?;
+        let config = Path::new(&self.state(MINE)).join("spoke.toml");
+        let text = std::fs::read_to_string(&config)?;
+        ensure!(text.contains(hub), "{} does not name the hub", config.display());
+        std::fs::write(&config, text.replace(hub, &link.address))?;
+        let (pid, code, report) = self.start_push(MINE)?.report()?;
+        ensure!(code == exit::OK, "{MINE} ended with {code}: {report}");
+        let offset = report.pointer("/resumed/0/offset").and_then(Value::as_u64).unwrap_or(0);
+        ensure!(offset > 0, "the file did not go on where it broke off: {report}");
+        let wire = link.carried();
+        ensure!(
+            wire <= bytes / 100 * WIRE_PERCENT_MAX,
+            "{wire} bytes went over the link for a file of {bytes}"
+        );
+        let result = format!(
+            "file {}, on the wire {}, resumed from {}",
+            ByteSize(bytes),
+            ByteSize(wire),
+            ByteSize(offset)
+        );
+        self.step(format!("{MINE} pushes, link cut"), Some(pid), result);
+        Ok(())
+    }
+
     /// A synced file changes: first `modified`, and once requeued a `conflict`; the hub's stays.
     fn change_one_file(&mut self) -> anyhow::Result<()> {
         let (spoke, _) = SPOKES[1];
@@ -199,7 +239,7 @@ impl Demo {
     /// Hashes every source file and its landed copy.
     fn compare(&mut self) -> anyhow::Result<()> {
         let mut equal = 0;
-        for (spoke, _) in SPOKES {
+        for spoke in SPOKES.map(|(spoke, _)| spoke).into_iter().chain([MINE]) {
             let source = self.source(spoke);
             let landed = self.root.join("hub/landing").join(spoke);
             for path in files_below(&source) {

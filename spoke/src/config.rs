@@ -7,6 +7,7 @@ use barque_bundle::quantity::parse_duration;
 use barque_bundle::{ByteSize, HubId, platform};
 use serde::{Deserialize, Serialize};
 
+use crate::budget::Limits;
 use crate::error::Error;
 
 /// `spoke.toml`: written by `enroll`, read by `push`, so that cron needs no flags.
@@ -21,6 +22,18 @@ pub struct SpokeConfig {
     /// Files over this size go in pieces and go on where they broke off, such as `32MiB`.
     #[serde(default = "default_upload_above")]
     pub upload_above: String,
+    /// Pace of bodies, such as `2MB/s` or `5Mbit/s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<String>,
+    /// Longest time of a pass, such as `10m`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_duration: Option<String>,
+    /// Most bytes of bodies in a pass, such as `500MB`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<String>,
+    /// Most bytes of bodies in a day or month, such as `10GB/month`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<String>,
     #[serde(default)]
     pub hubs: Vec<HubEntry>,
 }
@@ -48,6 +61,10 @@ impl SpokeConfig {
             source,
             settle: default_settle(),
             upload_above: default_upload_above(),
+            bandwidth: None,
+            max_duration: None,
+            max_bytes: None,
+            budget: None,
             hubs: Vec::new(),
         }
     }
@@ -67,7 +84,8 @@ impl SpokeConfig {
         };
         let config: Self = toml::from_str(&text)
             .map_err(|e| Error::Malformed { path: path.clone(), why: e.to_string() })?;
-        let checked = config.settle_time().and_then(|_| config.upload_above());
+        let checked =
+            config.settle_time().and_then(|_| config.upload_above()).and_then(|_| config.limits());
         checked.map_err(|why| Error::Malformed { path, why })?;
         Ok(config)
     }
@@ -84,6 +102,22 @@ impl SpokeConfig {
     pub fn upload_above(&self) -> Result<ByteSize, String> {
         let size: ByteSize = self.upload_above.parse().map_err(|e| format!("upload_above: {e}"))?;
         Ok(size.min(ByteSize(crate::plan::BUNDLE_BYTES_MAX)))
+    }
+
+    pub fn limits(&self) -> Result<Limits, String> {
+        fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(
+            name: &str,
+            text: Option<&String>,
+        ) -> Result<Option<T>, String> {
+            text.map(|t| t.parse().map_err(|e| format!("{name}: {e}"))).transpose()
+        }
+        let duration = self.max_duration.as_deref().map(parse_duration).transpose();
+        Ok(Limits {
+            max_bytes: parsed("max_bytes", self.max_bytes.as_ref())?,
+            max_duration: duration.map_err(|e| format!("max_duration: {e}"))?,
+            bandwidth: parsed("bandwidth", self.bandwidth.as_ref())?,
+            budget: parsed("budget", self.budget.as_ref())?,
+        })
     }
 
     pub fn settle_time(&self) -> Result<Duration, String> {

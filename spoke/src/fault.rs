@@ -18,9 +18,10 @@ pub enum Fault {
 /// The kind of a failed call.
 pub fn classify(error: &CallError) -> Fault {
     match error {
-        CallError::Unreachable { .. } | CallError::NotTheHub { .. } | CallError::Broken { .. } => {
-            Fault::Link
-        }
+        CallError::Unreachable { .. }
+        | CallError::NotTheHub { .. }
+        | CallError::Broken { .. }
+        | CallError::TimeIsUp => Fault::Link,
         CallError::Refused(p) => classify_status(p.status),
         CallError::Receipt(_) | CallError::WrongRoot { .. } | CallError::Client(_) => Fault::Fatal,
     }

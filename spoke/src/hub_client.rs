@@ -26,6 +26,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER, SERVER};
 
+use crate::budget::Pace;
 use crate::edge::Edge;
 use crate::error::chain;
 use crate::pin::{PinnedTls, Roots, Times};
@@ -60,6 +61,9 @@ pub enum CallError {
     NotTheHub { status: u16, server: String, start: String },
     #[error("the hub's receipt does not count")]
     Receipt(#[from] ReceiptError),
+    /// The caller's own deadline for the pass.
+    #[error("the time for this pass is over")]
+    TimeIsUp,
     #[error("the HTTP client cannot be made: {0}")]
     Client(String),
 }
@@ -67,9 +71,10 @@ pub enum CallError {
 impl CallError {
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unreachable { .. } | Self::Broken { .. } | Self::NotTheHub { .. } => {
-                ErrorKind::Unavailable
-            }
+            Self::Unreachable { .. }
+            | Self::Broken { .. }
+            | Self::NotTheHub { .. }
+            | Self::TimeIsUp => ErrorKind::Unavailable,
             Self::WrongRoot { .. } => ErrorKind::Unauthenticated,
             Self::Refused(p) => ErrorKind::from_http_status(p.status),
             Self::Receipt(e) => e.kind(),
@@ -86,6 +91,7 @@ impl CallError {
             Self::Refused(p) => &p.code,
             Self::NotTheHub { .. } => "not_the_hub",
             Self::Receipt(_) => "bad_receipt",
+            Self::TimeIsUp => "max_duration",
             Self::Client(_) => "client",
         }
     }
@@ -114,6 +120,7 @@ pub struct HubClient {
     http: reqwest::Client,
     tls: PinnedHandles,
     edge: Edge,
+    pace: Option<Arc<Pace>>,
     /// Which address answered last.
     current: AtomicU64,
 }
@@ -141,11 +148,17 @@ fn http_client(tls: &PinnedTls) -> Result<reqwest::Client, CallError> {
 }
 
 impl HubClient {
-    pub fn new(party: Party, times: Times, edge: Edge) -> Result<Self, CallError> {
+    /// `pace` is how fast bodies may go.
+    pub fn new(
+        party: Party,
+        times: Times,
+        edge: Edge,
+        pace: Option<Arc<Pace>>,
+    ) -> Result<Self, CallError> {
         let tls = PinnedTls::new(Roots::Keys(party.roots.clone()), times);
         let http = http_client(&tls)?;
         let tls = PinnedHandles { times: tls.times, saw_wrong_root: tls.saw_wrong_root };
-        Ok(Self { party, http, tls, edge, current: AtomicU64::new(0) })
+        Ok(Self { party, http, tls, edge, pace, current: AtomicU64::new(0) })
     }
 
     /// Hub time minus local time, as last learned from a signed answer.
@@ -315,8 +328,12 @@ impl HubClient {
         let url = self.url(wire::BUNDLES);
         let moved = Arc::new(Moved::new());
         let (out, pieces) = tokio::sync::mpsc::channel(2);
-        let sink =
-            ChannelWriter { out, moved: Arc::clone(&moved), progress: Arc::clone(&progress) };
+        let sink = ChannelWriter {
+            out,
+            moved: Arc::clone(&moved),
+            progress: Arc::clone(&progress),
+            pace: self.pace.clone(),
+        };
         let signed = header.clone();
         let writing =
             tokio::task::spawn_blocking(move || write_stream(sink, &signed, &source, &parcels));

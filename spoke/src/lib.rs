@@ -4,6 +4,7 @@
 //! act. Nothing here prints or reads the environment; time and randomness come in by [`Edge`].
 //! Only `hub_client.rs` knows reqwest.
 
+pub mod budget;
 pub mod config;
 pub mod edge;
 pub mod enroll;

@@ -3,6 +3,7 @@
 //! Only files that the scan of this pass met are offered, so each is in exactly one count.
 //! One link fault costs no file an attempt; a few in a row end the pass as "hub not reached".
 
+mod open;
 mod report;
 mod send;
 mod upload;
@@ -15,20 +16,21 @@ use barque_bundle::platform::{self, Root};
 use barque_bundle::wire::{ReconcileRequest, ReconcileResponse, SpokeReport, WireEntry};
 use barque_bundle::{Entry, FilePath, Receipt, SeriesId};
 
+use crate::budget::{Allowance, Limits, Pace};
 use crate::config::{HubEntry, SpokeConfig, StateFolder};
 use crate::edge::Edge;
 use crate::error::Error;
 use crate::fault::{self, Fault};
-use crate::hub_client::{CallError, HubClient, Party};
+use crate::hub_client::{CallError, HubClient};
 use crate::identity::Identity;
 use crate::ledger::passes::PassEnd;
 use crate::ledger::{Change, FileRow, HubRow, Ledger, PageKey, StatRow};
 use crate::lock::Lock;
 use crate::look::{Looked, lies_still, look};
-use crate::pin::Times;
 use crate::plan::State;
 use crate::scan::{ScanReport, Scanner};
 
+use open::{client, enrolled};
 use report::Results;
 pub use report::{Conflict, Failure, NEEDS_A_PERSON, PushReport};
 
@@ -55,6 +57,14 @@ pub enum Mode {
     Real,
     /// Scan and say what would be sent; nothing is written and nobody is called.
     DryRun,
+}
+
+/// What a caller chooses and allows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    pub mode: Mode,
+    /// What is not set here counts as `spoke.toml` says.
+    pub limits: Limits,
 }
 
 pub type Events<'a> = &'a (dyn Fn(Event) + Sync);
@@ -89,18 +99,18 @@ impl From<Error> for Stop {
 pub async fn push(
     state: &StateFolder,
     edge: &Edge,
-    mode: Mode,
+    options: Options,
     events: Events<'_>,
 ) -> Result<PushReport, Error> {
-    let passed = match one_pass(state, edge, mode, events, Told::Nothing).await {
-        Err(e) if e.is_damage() && mode == Mode::Real => {
+    let passed = match one_pass(state, edge, options, events, Told::Nothing).await {
+        Err(e) if e.is_damage() && options.mode == Mode::Real => {
             let aside = Ledger::set_aside(&state.ledger(), edge.now())?;
             tracing::warn!(
                 error = %crate::error::chain(&e),
                 aside = %aside.display(),
                 "the ledger is damaged: it is set aside and made anew from the files and the hub"
             );
-            one_pass(state, edge, mode, events, Told::Damaged).await
+            one_pass(state, edge, options, events, Told::Damaged).await
         }
         other => other,
     };
@@ -117,10 +127,12 @@ enum Told {
 async fn one_pass(
     state: &StateFolder,
     edge: &Edge,
-    mode: Mode,
+    options: Options,
     events: Events<'_>,
     told: Told,
 ) -> Result<PushReport, Error> {
+    let started = Instant::now();
+    let mode = options.mode;
     let config = SpokeConfig::load(state)?;
     let identity = Identity::load(state)?;
     let (identity, hub) = enrolled(state, identity, &config)?;
@@ -134,7 +146,18 @@ async fn one_pass(
             "the ledger was lost: it is made anew from the files and the hub"
         );
     }
-    let opened = Opened { state, config: &config, identity: &identity, hub: &hub };
+    let limits = options.limits.or(config.limits().map_err(Error::Usage)?);
+    let period = limits.budget.map(|b| b.per.name(edge.now()));
+    let spent = period.map_or(Ok(0), |p| ledger.spent_in(&p))?;
+    let opened = Opened {
+        state,
+        config: &config,
+        identity: &identity,
+        hub: &hub,
+        started,
+        pace: limits.bandwidth.map(Pace::new).map(Arc::new),
+        allowance: Allowance::new(&limits, started, spent),
+    };
     if mode == Mode::DryRun {
         return opened.pass(&mut ledger, edge, mode, events).await;
     }
@@ -162,6 +185,9 @@ struct Opened<'a> {
     config: &'a SpokeConfig,
     identity: &'a Identity,
     hub: &'a HubEntry,
+    started: Instant,
+    pace: Option<Arc<Pace>>,
+    allowance: Allowance,
 }
 
 impl Opened<'_> {
@@ -172,8 +198,7 @@ impl Opened<'_> {
         mode: Mode,
         events: Events<'_>,
     ) -> Result<PushReport, Error> {
-        let started = Instant::now();
-        let Self { state, config, identity, hub } = self;
+        let Self { state, config, identity, hub, .. } = self;
         let source = Root::open(&config.source)
             .map_err(Error::io("cannot open the source folder", &config.source))?;
         let source = Arc::new(source);
@@ -198,7 +223,7 @@ impl Opened<'_> {
             let mut results = Results::new(scan, receipts);
             results.hub_reached = hub_reached;
             if mode == Mode::Real {
-                let client = client(identity, hub, ledger, edge)?;
+                let client = client(identity, hub, ledger, edge, self.pace.clone())?;
                 let mut pass = Pass {
                     client,
                     identity,
@@ -214,6 +239,7 @@ impl Opened<'_> {
                     faulted: HashSet::new(),
                     bodies_end: false,
                     upload_above,
+                    allowance: self.allowance.clone(),
                     kept: HashSet::new(),
                 };
                 let outcome = pass.run(&mut results).await;
@@ -224,47 +250,9 @@ impl Opened<'_> {
                 }
                 results.take_outcome(outcome)?;
             }
-            return results.finish(ledger, hub.hub_id, &config.source, started.elapsed());
+            return results.finish(ledger, hub.hub_id, &config.source, self.started.elapsed());
         }
     }
-}
-
-fn enrolled(
-    state: &StateFolder,
-    identity: Option<Identity>,
-    config: &SpokeConfig,
-) -> Result<(Identity, HubEntry), Error> {
-    match (identity, config.hubs.first()) {
-        (Some(identity), Some(hub)) => Ok((identity, hub.clone())),
-        _ => Err(Error::NotEnrolled(format!(
-            "{} is not enrolled at a hub; enroll it with: barque enroll TOKEN --state {0} --source DIR",
-            state.path().display()
-        ))),
-    }
-}
-
-fn client(
-    identity: &Identity,
-    hub: &HubEntry,
-    ledger: &Ledger,
-    edge: &Edge,
-) -> Result<HubClient, Error> {
-    let pin = identity.pin(hub.hub_id).ok_or_else(|| {
-        Error::NotEnrolled(format!("identity.json trusts no root of hub {}", hub.hub_id))
-    })?;
-    let party = Party {
-        hub_id: hub.hub_id,
-        urls: hub.urls.clone(),
-        spoke_id: identity.spoke_id.clone(),
-        key: identity.key.clone(),
-        roots: pin.roots.clone(),
-    };
-    let row = ledger.hub(hub.hub_id)?;
-    let times = Times::new(
-        row.as_ref().map_or(0, |h| h.clock_offset_ms),
-        row.as_ref().and_then(|h| h.hub_time),
-    );
-    Ok(HubClient::new(party, times, edge.clone())?)
 }
 
 /// The part of a pass that talks to the hub.
@@ -288,6 +276,7 @@ struct Pass<'a> {
     bodies_end: bool,
     /// Files over this size go in pieces.
     upload_above: u64,
+    allowance: Allowance,
     /// Files of which the hub has kept a part, as it said last.
     kept: HashSet<FilePath>,
 }
@@ -303,6 +292,9 @@ impl Pass<'_> {
         loop {
             let page = self.ledger.pending_page(self.hub.hub_id, &after, PAGE)?;
             let Some(last) = page.last() else { break };
+            if self.is_used_up(results) {
+                break;
+            }
             after = last.page_key();
             let rows = self.still_there(page, results)?;
             if !rows.is_empty() && self.offer_and_send(&rows, results).await? == End::StartOver {
@@ -324,6 +316,16 @@ impl Pass<'_> {
             self.ledger.set_last_success(self.hub.hub_id, self.edge.now())?;
         }
         Ok(end)
+    }
+
+    /// Notes why no more may be sent, if that is so.
+    fn is_used_up(&mut self, results: &mut Results) -> bool {
+        let word = self.allowance.is_used_up(results.wire_bytes(), Instant::now());
+        if let Some(word) = word {
+            results.used_up(word);
+            self.bodies_end = true;
+        }
+        word.is_some()
     }
 
     fn hub_now(&self) -> barque_bundle::Timestamp {

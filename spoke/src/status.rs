@@ -1,12 +1,12 @@
 //! How a spoke stands with its hubs, from the ledger alone: works without a network.
 
-use barque_bundle::{HubId, SpokeId, Timestamp};
+use barque_bundle::{HubId, Sha256Digest, SpokeId, Timestamp};
 use serde::Serialize;
 
 use crate::config::{SpokeConfig, StateFolder};
 use crate::error::Error;
 use crate::identity::Identity;
-use crate::ledger::{Ledger, PassRow};
+use crate::ledger::{FileRow, Ledger, PassRow};
 use crate::plan::State;
 
 #[derive(Debug, Serialize)]
@@ -40,6 +40,66 @@ impl HubStatus {
     /// Whether a person has to act on at least one file.
     pub fn needs_a_person(&self) -> bool {
         self.failed + self.conflict + self.modified > 0
+    }
+}
+
+/// One file as the ledger has it.
+#[derive(Debug, Serialize)]
+pub struct FileLine {
+    pub hub_id: HubId,
+    pub path: String,
+    pub state: &'static str,
+    pub size_bytes: u64,
+    pub sha256: Option<Sha256Digest>,
+    pub seq: Option<u64>,
+    /// Tries that failed.
+    pub attempts: u32,
+    pub code: Option<String>,
+    pub detail: Option<String>,
+    /// When it came into this state.
+    pub since: Timestamp,
+}
+
+/// Tells of each file in a state (of all, when none is asked for), by state and name, at most
+/// `limit`; in bounded memory.
+pub fn files(
+    state: &StateFolder,
+    only: Option<State>,
+    limit: u64,
+    mut tell: impl FnMut(FileLine),
+) -> Result<(), Error> {
+    const PAGE: usize = 1_000;
+    let config = SpokeConfig::load(state)?;
+    let ledger = Ledger::open(&state.ledger()).map_err(Error::explained)?;
+    let mut left = limit;
+    for hub in config.hubs {
+        for state in State::ALL.into_iter().filter(|s| only.is_none_or(|o| o == *s)) {
+            let mut after = String::new();
+            loop {
+                let page = usize::try_from(left).unwrap_or(usize::MAX).min(PAGE);
+                let rows = ledger.files_in(hub.hub_id, state, &after, page)?;
+                let Some(last) = rows.last() else { break };
+                after = last.path.to_string();
+                left -= rows.len() as u64;
+                rows.into_iter().map(|r| line(hub.hub_id, r)).for_each(&mut tell);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn line(hub_id: HubId, row: FileRow) -> FileLine {
+    FileLine {
+        hub_id,
+        path: row.path.to_string(),
+        state: row.state.as_str(),
+        size_bytes: row.stat.size_bytes,
+        sha256: row.sha256,
+        seq: row.seq,
+        attempts: row.attempts,
+        code: row.code,
+        detail: row.detail,
+        since: row.since,
     }
 }
 

@@ -101,9 +101,9 @@ fn setting(key: &Key, flag: Option<(&str, &Path)>, file: Option<&Source>) -> Set
         return found(value.to_string(), format!("flag {flag}"));
     }
     // `source` counts from the environment for `enroll` alone; what `push` uses stands in the file.
-    let variable = key.environment.filter(|_| key.file == File::Barque);
+    let variable = key.environment.filter(|_| key.name != "source");
     if let Some(value) = variable.and_then(|v| std::env::var(v).ok()) {
-        let value = if key.default.starts_with('"') {
+        let value = if key.default.starts_with('"') || key.example.starts_with('"') {
             toml::Value::String(value).to_string()
         } else {
             value

@@ -1,15 +1,17 @@
-//! `barque ledger requeue|dismiss`.
+//! `barque ledger ls|requeue|dismiss`.
 
 use barque_bundle::path::printable;
 use barque_spoke::plan::State;
 use barque_spoke::requeue::{self, Mode, Verb, Which};
+use barque_spoke::status::{self, FileLine};
 
 use super::{Context, edge};
-use crate::args::{LedgerArgs, LedgerVerb};
+use crate::args::{LedgerArgs, LedgerLsArgs, LedgerVerb};
 use crate::{exit, output};
 
 pub fn run(context: &Context, verb: LedgerVerb) -> anyhow::Result<u8> {
     let (verb, args) = match verb {
+        LedgerVerb::Ls(args) => return list(context, &args),
         LedgerVerb::Requeue(args) => (Verb::Requeue, args),
         LedgerVerb::Dismiss(args) => (Verb::Dismiss, args),
     };
@@ -35,13 +37,47 @@ pub fn run(context: &Context, verb: LedgerVerb) -> anyhow::Result<u8> {
     Ok(if decided.unchanged.is_empty() { exit::OK } else { exit::FAILED })
 }
 
+fn list(context: &Context, args: &LedgerLsArgs) -> anyhow::Result<u8> {
+    let state = args.state_is.as_deref().map(parse).transpose()?;
+    let limit = args.limit.unwrap_or(u64::MAX);
+    let mut files: Vec<FileLine> = Vec::new();
+    status::files(&context.state(&args.state), state, limit, |file| {
+        if context.global.json {
+            files.push(file);
+        } else {
+            print(&file);
+        }
+    })?;
+    if context.global.json {
+        output::json(&serde_json::json!({ "files": files }))?;
+    }
+    Ok(exit::OK)
+}
+
+fn print(f: &FileLine) {
+    let why = match (&f.code, &f.detail) {
+        (Some(code), Some(detail)) => format!("  {code}: {}", printable(detail)),
+        _ => String::new(),
+    };
+    output::line(&format!(
+        "{:9}  {:>12}  since {}  {}{why}",
+        f.state,
+        f.size_bytes,
+        f.since,
+        printable(&f.path)
+    ));
+}
+
 fn which(args: &LedgerArgs) -> anyhow::Result<Which> {
     let Some(name) = &args.all else {
         return Ok(Which::Paths(args.paths.clone()));
     };
-    State::parse(name).map(Which::State).ok_or_else(|| {
-        anyhow::anyhow!(
-            "{name:?} is no state; there are conflict, failed, modified, dismissed, removed and skipped"
-        )
+    parse(name).map(Which::State)
+}
+
+fn parse(name: &str) -> anyhow::Result<State> {
+    State::parse(name).ok_or_else(|| {
+        let names = State::ALL.map(State::as_str).join(", ");
+        anyhow::anyhow!("{name:?} is no state; there are {names}")
     })
 }

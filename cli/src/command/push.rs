@@ -3,7 +3,8 @@
 use barque_bundle::ByteSize;
 use barque_bundle::path::printable;
 use barque_spoke::PushReport;
-use barque_spoke::push::{self, Event, Mode};
+use barque_spoke::budget::Limits;
+use barque_spoke::push::{self, Event, Mode, Options};
 use indicatif::ProgressBar;
 
 use super::{Context, edge};
@@ -17,7 +18,14 @@ pub async fn run(context: &Context, args: &PushArgs) -> anyhow::Result<u8> {
     let state = context.state(&args.state);
     let mode = if args.dry_run { Mode::DryRun } else { Mode::Real };
     let bar = output::bar(context.global.quiet || context.global.json);
-    let report = push::push(&state, &edge(), mode, &|event| show(&bar, &event)).await;
+    let limits = Limits {
+        max_bytes: args.max_bytes,
+        max_duration: args.max_duration,
+        bandwidth: args.bandwidth,
+        budget: args.budget,
+    };
+    let options = Options { mode, limits };
+    let report = push::push(&state, &edge(), options, &|event| show(&bar, &event)).await;
     bar.finish_and_clear();
     let report = report?;
     if context.global.json {

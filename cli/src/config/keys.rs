@@ -44,7 +44,7 @@ const fn optional(
     Key { file, name, environment, default: "", example, says }
 }
 
-pub const KEYS: [Key; 12] = [
+pub const KEYS: [Key; 16] = [
     key(
         File::Barque,
         "spoke.state",
@@ -121,6 +121,34 @@ pub const KEYS: [Key; 12] = [
         None,
         "\"32MiB\"",
         "Files over this size go in pieces, and go on where they broke off; at most 32MiB.",
+    ),
+    optional(
+        File::Spoke,
+        "bandwidth",
+        Some("BARQUE_BANDWIDTH"),
+        "\"2MB/s\"",
+        "Send at most so fast; 5Mbit/s is fine too.",
+    ),
+    optional(
+        File::Spoke,
+        "max_duration",
+        Some("BARQUE_MAX_DURATION"),
+        "\"10m\"",
+        "End a pass after so long; what is left waits for the next one.",
+    ),
+    optional(
+        File::Spoke,
+        "max_bytes",
+        Some("BARQUE_MAX_BYTES"),
+        "\"500MB\"",
+        "Send at most so much in a pass.",
+    ),
+    optional(
+        File::Spoke,
+        "budget",
+        Some("BARQUE_BUDGET"),
+        "\"10GB/month\"",
+        "Send at most so much in a day or month of UTC, over all passes.",
     ),
     optional(
         File::Spoke,

@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod budgets;
 mod cases;
 mod crashes;
 mod cut;
@@ -36,6 +37,7 @@ fn main() {
         operator::trials(),
         cut::trials(),
         uploads::trials(),
+        budgets::trials(),
         machine::trials(),
         memory::trials(),
         crashes::trials(),

@@ -102,6 +102,19 @@ fn every_pass_is_listed_with_its_counts_and_how_it_ended() {
         assert_eq!(passes[1][key], first.report[key], "{key}");
     }
     assert!(passes[1]["ended_at"].as_str().unwrap() >= passes[1]["started_at"].as_str().unwrap());
+    // The ledger says why each file waits.
+    let ls = |args: &[&str]| {
+        let state = spoke.state();
+        let all = [&["ledger", "ls", "--json", "--state", &state], args].concat();
+        json(&all)["files"].as_array().unwrap().clone()
+    };
+    let states: Vec<_> = ls(&[]).iter().map(|f| f["state"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(states, ["pending", "synced", "skipped"]);
+    let skipped = ls(&["--state-is", "skipped"]);
+    assert_eq!((skipped.len(), &skipped[0]["code"]), (1, &"parquet_head_magic".into()));
+    assert_eq!(ls(&["--limit", "2"]).len(), 2);
+    let (code, _, err) = run(&["ledger", "ls", "--state-is", "lost", "--state", &spoke.state()]);
+    assert!(code == 1 && err.contains("there are pending"), "{err}");
     let (code, text, _) = run(&["passes", "--limit", "1", "--state", &spoke.state()]);
     assert_eq!((code, text.lines().count()), (0, 1));
 }

@@ -11,6 +11,7 @@ use barque_bundle::{Entry, Header, stream};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
+use crate::budget::{Pace, STEP_BYTES};
 use crate::ledger::StatRow;
 
 /// Bytes that go to the network at once.
@@ -74,10 +75,19 @@ pub(super) struct ChannelWriter {
     pub out: mpsc::Sender<Result<Bytes, io::Error>>,
     pub moved: Arc<Moved>,
     pub progress: Arc<dyn Progress>,
+    pub pace: Option<Arc<Pace>>,
 }
 
 impl Write for ChannelWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let bytes = match &self.pace {
+            Some(pace) => {
+                let step = &bytes[..bytes.len().min(STEP_BYTES)];
+                pace.wait(step.len());
+                step
+            }
+            None => bytes,
+        };
         let piece = Bytes::copy_from_slice(bytes);
         self.out
             .blocking_send(Ok(piece))

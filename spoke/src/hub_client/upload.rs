@@ -77,7 +77,8 @@ impl HubClient {
         let (url, token) = self.addressed("PATCH", &path, header);
         let moved = Arc::new(Moved::new());
         let (out, pieces) = tokio::sync::mpsc::channel(2);
-        let sink = ChannelWriter { out, moved: Arc::clone(&moved), progress };
+        let pace = self.pace.clone();
+        let sink = ChannelWriter { out, moved: Arc::clone(&moved), progress, pace };
         let is_last = piece.to == piece.parcel.entry.size_bytes;
         let (from, len) = (piece.from, piece.to - piece.from);
         let writing = tokio::task::spawn_blocking(move || write_piece(sink, &source, &piece));

@@ -5,6 +5,7 @@ use rusqlite::params;
 use serde::{Deserialize, Serialize};
 
 use super::{Ledger, signed, unsigned};
+use crate::budget::Period;
 use crate::error::Error;
 
 /// Passes that are kept.
@@ -74,6 +75,31 @@ impl Ledger {
             )
             .map(drop)
         })
+    }
+
+    /// Adds bytes to what was spent on a day; days of before last month are forgotten.
+    pub fn add_spent(&mut self, at: Timestamp, bytes: u64) -> Result<(), Error> {
+        const KEPT_MS: i64 = 70 * 86_400_000;
+        let (day, oldest) = (Period::Day.name(at), Period::Day.name(at.plus_ms(-KEPT_MS)));
+        self.transaction(|c| {
+            c.execute(
+                "INSERT INTO spent (day, bytes) VALUES (?1, ?2)
+                 ON CONFLICT (day) DO UPDATE SET bytes = bytes + excluded.bytes",
+                params![day, signed(bytes)],
+            )?;
+            c.execute("DELETE FROM spent WHERE day < ?1", [oldest]).map(drop)
+        })
+    }
+
+    /// What was spent in a day or month, named as [`Period::name`] does.
+    pub fn spent_in(&self, period: &str) -> Result<u64, Error> {
+        self.connection
+            .query_row(
+                "SELECT coalesce(sum(bytes), 0) FROM spent WHERE substr(day, 1, length(?1)) = ?1",
+                [period],
+                |r| r.get(0).map(unsigned),
+            )
+            .map_err(self.wrap())
     }
 
     /// Passes, newest first, at most `limit`.

@@ -74,3 +74,9 @@ CREATE TABLE passes (
     exit_code  INTEGER,
     reason     TEXT
 ) STRICT;
+
+-- Bytes of bodies by day of UTC, for budgets.
+CREATE TABLE spent (
+    day   TEXT PRIMARY KEY,
+    bytes INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;

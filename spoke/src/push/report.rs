@@ -60,6 +60,9 @@ pub struct PushReport {
     /// The hub does not take this spoke or its requests, which waiting does not mend.
     #[serde(skip)]
     pub is_refused: bool,
+    /// A limit was reached that the caller set.
+    #[serde(skip)]
+    pub is_used_up: bool,
     #[serde(skip)]
     pub is_dry: bool,
 }
@@ -103,7 +106,7 @@ impl PushReport {
             Some(e) if self.is_refused => e.kind().exit_code(),
             // What only a person can mend comes before what time may mend.
             _ if self.needs_a_person() && self.hub_reached => NEEDS_A_PERSON,
-            _ if self.stopped_by.is_some() => try_later,
+            _ if self.stopped_by.is_some() && !self.is_used_up => try_later,
             _ if !self.is_dry && !self.hub_reached => try_later,
             _ if self.needs_a_person() => NEEDS_A_PERSON,
             _ => 0,
@@ -150,6 +153,7 @@ pub(super) struct Results {
     resumed: Vec<Resumed>,
     pub(super) stopped_by: Option<String>,
     is_refused: bool,
+    is_used_up: bool,
     pub(super) error: Option<CallError>,
 }
 
@@ -170,6 +174,7 @@ impl Results {
             resumed: Vec::new(),
             stopped_by: None,
             is_refused: false,
+            is_used_up: false,
             error: None,
         }
     }
@@ -191,6 +196,16 @@ impl Results {
 
     pub(super) fn cannot_read(&mut self, path: &str, e: &std::io::Error) {
         self.scan.cannot_read(path, e);
+    }
+
+    pub(super) fn wire_bytes(&self) -> u64 {
+        self.wire_bytes
+    }
+
+    /// A limit that the caller set is reached: what is left waits, and nobody has to act.
+    pub(super) fn used_up(&mut self, word: &str) {
+        self.stopped_by = Some(word.to_owned());
+        self.is_used_up = true;
     }
 
     pub(super) fn moved(&mut self, event: &Event) {
@@ -296,6 +311,7 @@ impl Results {
             duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
             error: self.error,
             is_refused: self.is_refused,
+            is_used_up: self.is_used_up,
             is_dry: scan.is_dry,
         })
     }

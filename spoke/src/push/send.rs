@@ -25,6 +25,9 @@ pub(super) const BREAKS_MAX: u32 = 2;
 /// down to one takes 12.
 const BREAKS_IN_A_ROW_MAX: u32 = 16;
 
+/// What a file takes in a stream beside its bytes, at the most: headers, its entry, padding.
+const MEMBER_BYTES: u64 = 4 * 1024;
+
 /// What became of a bundle, or of an upload.
 pub(super) enum Bundle {
     Through,
@@ -64,8 +67,22 @@ impl Pass<'_> {
             })
             .collect();
         while let Some(work) = waiting.pop_front() {
+            if self.is_used_up(results) {
+                break;
+            }
             let done = match work {
-                Work::Bundle(rows) => self.send_bundle(rows, results).await?,
+                Work::Bundle(rows) => {
+                    let (rows, mut rest) = self.affordable(rows, results);
+                    // Larger than what may go in this pass: a part goes now, the rest next time.
+                    let large = if rows.is_empty() { rest.pop_front() } else { None };
+                    if !rest.is_empty() {
+                        waiting.push_front(Work::Bundle(rest.into()));
+                    }
+                    match large {
+                        Some(row) => self.upload(row, results).await?,
+                        None => self.send_bundle(rows, results).await?,
+                    }
+                }
                 Work::Upload(row) => self.upload(*row, results).await?,
             };
             match done {
@@ -86,6 +103,25 @@ impl Pass<'_> {
         Ok(End::Done)
     }
 
+    /// The rows that still fit what may be sent, and the rest.
+    fn affordable(
+        &self,
+        mut rows: Vec<FileRow>,
+        results: &Results,
+    ) -> (Vec<FileRow>, VecDeque<FileRow>) {
+        let Some(left) = self.allowance.left(results.wire_bytes()) else {
+            return (rows, VecDeque::new());
+        };
+        let mut sum = 0u64;
+        let fit = rows.iter().take_while(|r| {
+            sum = sum.saturating_add(r.stat.size_bytes).saturating_add(MEMBER_BYTES);
+            sum <= left
+        });
+        let fit = fit.count();
+        let rest = rows.split_off(fit);
+        (rows, rest.into())
+    }
+
     async fn send_bundle(
         &mut self,
         mut rows: Vec<FileRow>,
@@ -96,6 +132,9 @@ impl Pass<'_> {
             let Some(error) = self.send_once(&rows, results).await? else {
                 return Ok(Bundle::Rest(uploads));
             };
+            if self.is_used_up(results) {
+                return Ok(Bundle::Through);
+            }
             match fault::classify_bundle(&error) {
                 Fault::Fatal => return Err(Stop::Fatal(error)),
                 Fault::Space => {
@@ -190,7 +229,10 @@ impl Pass<'_> {
             size = %ByteSize(header.value.total_bytes),
             "sending"
         );
-        match self.transmit(&header, parcels, results).await {
+        let before = results.wire_bytes();
+        let sent = self.transmit(&header, parcels, results).await;
+        self.ledger.add_spent(self.edge.now(), results.wire_bytes() - before)?;
+        match sent {
             Ok(sent) => self.take_receipt(bundle_id, &sent, results),
             Err(e) => {
                 self.ledger.give_back(self.hub.hub_id, bundle_id, self.edge.now())?;
@@ -210,8 +252,11 @@ impl Pass<'_> {
         let progress: Arc<dyn Progress> = Arc::new(Told(told));
         let sending = self.client.send(header, Arc::clone(&self.source), parcels, progress);
         tokio::pin!(sending);
+        let deadline = self.deadline();
+        tokio::pin!(deadline);
         loop {
             tokio::select! {
+                () = &mut deadline => return Err(CallError::TimeIsUp),
                 sent = &mut sending => {
                     while let Ok(event) = tell.try_recv() {
                         results.moved(&event);
@@ -222,6 +267,17 @@ impl Pass<'_> {
                     results.moved(&event);
                     (self.events)(event);
                 }
+            }
+        }
+    }
+
+    /// Ends when the pass may go on no longer; never when it may.
+    pub(super) fn deadline(&self) -> impl Future<Output = ()> + use<> {
+        let at = self.allowance.deadline();
+        async move {
+            match at {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
             }
         }
     }

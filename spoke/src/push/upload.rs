@@ -33,8 +33,10 @@ impl Pass<'_> {
                 return Ok(Bundle::Through);
             }
             self.ledger.depart(hub_id, bundle_id, &[&row.path], self.edge.now())?;
-            let mut reached = 0;
-            let error = match self.upload_once(&header, &row, &mut reached, results).await {
+            let (mut reached, before) = (0, results.wire_bytes());
+            let tried = self.upload_once(&header, &row, &mut reached, results).await;
+            self.ledger.add_spent(self.edge.now(), results.wire_bytes() - before)?;
+            let error = match tried {
                 Ok(None) => return Ok(Bundle::Through),
                 Ok(Some(error)) => error,
                 Err(error) => {
@@ -42,6 +44,9 @@ impl Pass<'_> {
                     error
                 }
             };
+            if self.is_used_up(results) {
+                return Ok(Bundle::Through);
+            }
             match fault::classify_bundle(&error) {
                 Fault::Fatal => return Err(Stop::Fatal(error)),
                 Fault::Space => {
@@ -94,14 +99,24 @@ impl Pass<'_> {
             };
             *reached = from;
             let parcel = Parcel { entry: entry.clone(), stat: row.stat };
-            let piece = Piece { parcel, from, to: size };
+            let to = match self.allowance.left(results.wire_bytes()) {
+                // The whole file is there: the last piece is empty and costs nothing.
+                _ if from == size => size,
+                Some(0) => return Err(CallError::TimeIsUp),
+                Some(left) => size.min(from.saturating_add(left)),
+                None => size,
+            };
+            let piece = Piece { parcel, from, to };
             let source = Arc::clone(&self.source);
             let (told, mut tell) = tokio::sync::mpsc::unbounded_channel();
             let progress = Arc::new(super::send::Told(told));
             let appending = self.client.append(header, source, piece, progress);
             tokio::pin!(appending);
+            let deadline = self.deadline();
+            tokio::pin!(deadline);
             let answer = loop {
                 tokio::select! {
+                    () = &mut deadline => break Err(CallError::TimeIsUp),
                     answer = &mut appending => break answer,
                     Some(event) = tell.recv() => {
                         results.moved(&event);

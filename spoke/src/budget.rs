@@ -1,0 +1,190 @@
+//! How much a pass may take of the link: bytes, time, pace, and bytes of a day or month. Pure but
+//! for the pace, which waits.
+
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use barque_bundle::quantity::{ByteRate, QuantityError};
+use barque_bundle::{ByteSize, Timestamp};
+
+/// What a caller allows a pass; nothing is limited unless it says so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of bodies in this pass.
+    pub max_bytes: Option<ByteSize>,
+    /// From the start of the pass, the scan included.
+    pub max_duration: Option<Duration>,
+    pub bandwidth: Option<ByteRate>,
+    pub budget: Option<Budget>,
+}
+
+impl Limits {
+    /// These, and where they say nothing, others.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            max_bytes: self.max_bytes.or(other.max_bytes),
+            max_duration: self.max_duration.or(other.max_duration),
+            bandwidth: self.bandwidth.or(other.bandwidth),
+            budget: self.budget.or(other.budget),
+        }
+    }
+}
+
+/// Bytes of bodies in a day or a month of UTC, over all passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    pub bytes: ByteSize,
+    pub per: Period,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Period {
+    Day,
+    Month,
+}
+
+impl Period {
+    /// The name of the period that holds a time: `2024-03-31` or `2024-03`.
+    pub fn name(self, at: Timestamp) -> String {
+        let text = at.to_string();
+        let end = match self {
+            Self::Day => "2024-03-31".len(),
+            Self::Month => "2024-03".len(),
+        };
+        text.get(..end).unwrap_or_default().to_owned()
+    }
+}
+
+impl FromStr for Budget {
+    type Err = String;
+
+    /// `500MB/day` or `10GB/month`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not a budget; write 500MB/day or 10GB/month");
+        let (bytes, per) = text.split_once('/').ok_or_else(wrong)?;
+        let per = match per.trim() {
+            "day" => Period::Day,
+            "month" => Period::Month,
+            _ => return Err(wrong()),
+        };
+        let bytes = bytes.parse().map_err(|e: QuantityError| e.to_string())?;
+        Ok(Self { bytes, per })
+    }
+}
+
+/// What a pass may still take.
+#[derive(Clone, Debug)]
+pub struct Allowance {
+    deadline: Option<Instant>,
+    max_bytes: Option<u64>,
+    /// What is left of the day's or month's budget at the start of the pass.
+    budget_bytes: Option<u64>,
+}
+
+impl Allowance {
+    pub fn new(limits: &Limits, started: Instant, spent_in_period: u64) -> Self {
+        Self {
+            deadline: limits.max_duration.and_then(|d| started.checked_add(d)),
+            max_bytes: limits.max_bytes.map(|b| b.0),
+            budget_bytes: limits.budget.map(|b| b.bytes.0.saturating_sub(spent_in_period)),
+        }
+    }
+
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Bytes that may still go, given what went in this pass; none when nothing limits them.
+    pub fn left(&self, gone: u64) -> Option<u64> {
+        let all = [self.max_bytes, self.budget_bytes];
+        all.into_iter().flatten().map(|b| b.saturating_sub(gone)).min()
+    }
+
+    /// Why no more may go, in one word; none while it may.
+    pub fn is_used_up(&self, gone: u64, now: Instant) -> Option<&'static str> {
+        if self.deadline.is_some_and(|d| now >= d) {
+            return Some("max_duration");
+        }
+        if self.max_bytes.is_some_and(|b| gone >= b) {
+            return Some("max_bytes");
+        }
+        self.budget_bytes.is_some_and(|b| gone >= b).then_some("budget")
+    }
+}
+
+/// Most bytes that go at once under a pace, so that others on the link wait for little.
+pub const STEP_BYTES: usize = 4 * 1024;
+
+/// Lets bytes go at a rate, in small steps.
+#[derive(Debug)]
+pub struct Pace {
+    rate: ByteRate,
+    /// When the next step may go.
+    next: Mutex<Option<Instant>>,
+}
+
+impl Pace {
+    pub fn new(rate: ByteRate) -> Self {
+        Self { rate, next: Mutex::default() }
+    }
+
+    /// Waits until so many bytes may go; idle time is not saved up.
+    pub fn wait(&self, bytes: usize) {
+        let until = {
+            let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = Instant::now();
+            let at = next.unwrap_or(now).max(now);
+            *next = Some(at + self.rate.time_for(bytes as u64));
+            at
+        };
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tightest_limit_counts_and_says_its_word() {
+        let start = Instant::now();
+        let limits = Limits {
+            max_bytes: Some(ByteSize(100)),
+            max_duration: Some(Duration::from_secs(10)),
+            bandwidth: None,
+            budget: Some("150B/day".parse().unwrap()),
+        };
+        let a = Allowance::new(&limits, start, 90);
+        assert_eq!((a.left(0), a.left(30), a.left(99)), (Some(60), Some(30), Some(0)));
+        assert_eq!(a.is_used_up(59, start), None);
+        assert_eq!(a.is_used_up(60, start), Some("budget"));
+        assert_eq!(a.is_used_up(100, start), Some("max_bytes"));
+        assert_eq!(a.is_used_up(0, start + Duration::from_secs(10)), Some("max_duration"));
+        let free = Allowance::new(&Limits::default(), start, 90);
+        assert_eq!((free.left(u64::MAX), free.is_used_up(u64::MAX, start)), (None, None));
+    }
+
+    #[test]
+    fn a_budget_is_of_a_day_or_a_month_of_utc() {
+        let budget: Budget = "10GB/month".parse().unwrap();
+        let at: Timestamp = "2024-03-31T23:59:59.999Z".parse().unwrap();
+        assert_eq!(budget.per.name(at), "2024-03");
+        assert_eq!(budget.per.name(at.plus_ms(1)), "2024-04");
+        assert_eq!(Period::Day.name(at), "2024-03-31");
+        for wrong in ["10GB", "10/day", "10GB/week", "x/day"] {
+            assert!(wrong.parse::<Budget>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_pace_lets_no_more_go_than_its_rate() {
+        let pace = Pace::new("1MB/s".parse().unwrap());
+        let start = Instant::now();
+        for _ in 0..25 {
+            pace.wait(STEP_BYTES);
+        }
+        // The first step goes at once.
+        assert!(start.elapsed() >= Duration::from_micros(24 * 4096));
+    }
+}
