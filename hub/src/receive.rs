@@ -9,7 +9,7 @@ mod stage;
 mod whole;
 
 pub(crate) use admit::Reserved;
-pub use whole::{Verdict, finish, is_final, open};
+pub use whole::{Verdict, decide, finish, is_final, open};
 
 use std::io::Read;
 use std::sync::Arc;

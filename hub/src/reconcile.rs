@@ -1,5 +1,6 @@
 //! Answers "which of these does the hub lack?" from the manifest alone: no stat, no hash.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use rusqlite::Connection;
 use crate::command::{CheckIn, Operation, OperationReply};
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
-use crate::ledger::UploadRow;
+use crate::ledger::Ledger;
 use crate::manifest::query::{self, FileState};
 use crate::registry::Caller;
 
@@ -51,18 +52,7 @@ pub async fn reconcile(
     request: ReconcileRequest,
     body_sha256: Sha256Digest,
 ) -> Result<ReconcileResponse, Error> {
-    if request.entries.len() > RECONCILE_ENTRIES_MAX {
-        let detail = format!(
-            "{} entries in one request; at most {RECONCILE_ENTRIES_MAX} are taken, send smaller pages",
-            request.entries.len()
-        );
-        let refusal = Refusal::new(ErrorKind::TooLarge, "too_many_entries", detail);
-        return Err(Refusal { max_entries: Some(RECONCILE_ENTRIES_MAX), ..refusal }.into());
-    }
-    if request.voids.as_slice().len() > VOID_RANGES_MAX {
-        let detail = format!("at most {VOID_RANGES_MAX} ranges of void numbers are taken at once");
-        return Err(Refusal::new(ErrorKind::TooLarge, "too_many_voids", detail).into());
-    }
+    require_size(&request)?;
     let mut head = parts.position.clone();
     let reached = head.wait_for(|p| *p >= request.seen_position);
     // Later than that, the caller gets our own position and judges by it.
@@ -72,11 +62,18 @@ pub async fn reconcile(
     let entries = request.entries;
     let mut report = request.status;
     report.version = report.version.chars().take(VERSION_MAX).collect();
-    let kept = kept(parts, &spoke, &entries)?;
     let series = request.series;
-    let mut sorted = parts.readers.read_async(move |c| sort(c, &spoke, series, entries)).await?;
-    sorted.kept = kept;
-    sorted.kept.retain(|k| sorted.missing.contains(&k.path));
+    let ledger = parts.ledger.clone();
+    let sorted = parts
+        .readers
+        .read_async(move |c| {
+            let kept = kept(&ledger, &spoke, &entries)?;
+            let mut sorted = sort(c, &spoke, series, entries)?;
+            let missing: HashSet<&str> = sorted.missing.iter().map(String::as_str).collect();
+            sorted.kept = kept.into_iter().filter(|k| missing.contains(k.path.as_str())).collect();
+            Ok(sorted)
+        })
+        .await?;
     let clash = sorted.has_clash;
     let check_in = Operation::CheckIn(CheckIn {
         spoke_id: caller.spoke_id.clone(),
@@ -96,7 +93,9 @@ pub async fn reconcile(
     let replies = parts.proposer.operations(None, vec![check_in]).await?;
     let seen = match replies.first() {
         // Numbers that stand for other files here: as if higher ones had been seen.
-        Some(OperationReply::CheckedIn { seen, .. }) if clash => (*seen).max(request.seq_head + 1),
+        Some(OperationReply::CheckedIn { seen, .. }) if clash => {
+            (*seen).max(request.seq_head.saturating_add(1))
+        }
         Some(OperationReply::CheckedIn { seen, .. }) => *seen,
         _ => {
             return Err(Refusal::new(
@@ -117,18 +116,33 @@ pub async fn reconcile(
     Ok(answer(parts, caller, sorted, body_sha256, wanted, seen, position))
 }
 
-/// Which of these this node has a part of; a few rows at the most.
-fn kept(parts: &Parts, spoke: &SpokeId, entries: &[WireEntry]) -> Result<Vec<KeptLine>, Error> {
-    let rows = parts.ledger.uploads(Some(spoke))?;
-    let of = |e: &WireEntry| {
-        let is_this = |r: &&UploadRow| r.key.path.as_str() == e.path && r.key.sha256 == e.sha256;
-        let row = rows.iter().find(is_this)?;
-        Some(KeptLine { path: e.path.clone(), offset: row.synced })
-    };
-    if rows.is_empty() {
-        return Ok(Vec::new());
+/// Refuses a page over the limits.
+fn require_size(request: &ReconcileRequest) -> Result<(), Refusal> {
+    if request.entries.len() > RECONCILE_ENTRIES_MAX {
+        let detail = format!(
+            "{} entries in one request; at most {RECONCILE_ENTRIES_MAX} are taken, send smaller pages",
+            request.entries.len()
+        );
+        let refusal = Refusal::new(ErrorKind::TooLarge, "too_many_entries", detail);
+        return Err(Refusal { max_entries: Some(RECONCILE_ENTRIES_MAX), ..refusal });
     }
-    Ok(entries.iter().filter_map(of).collect())
+    if request.voids.as_slice().len() > VOID_RANGES_MAX {
+        let detail = format!("at most {VOID_RANGES_MAX} ranges of void numbers are taken at once");
+        return Err(Refusal::new(ErrorKind::TooLarge, "too_many_voids", detail));
+    }
+    Ok(())
+}
+
+/// Which of these this node has a part of; a few rows at the most.
+fn kept(ledger: &Ledger, spoke: &SpokeId, entries: &[WireEntry]) -> Result<Vec<KeptLine>, Error> {
+    let rows = ledger.uploads(Some(spoke))?.into_iter();
+    let parts: HashMap<(String, Sha256Digest), u64> =
+        rows.map(|r| ((r.key.path.to_string(), r.key.sha256), r.synced)).collect();
+    let of = |e: &WireEntry| {
+        let offset = *parts.get(&(e.path.clone(), e.sha256))?;
+        Some(KeptLine { path: e.path.clone(), offset })
+    };
+    Ok(if parts.is_empty() { Vec::new() } else { entries.iter().filter_map(of).collect() })
 }
 
 fn answer(
@@ -222,8 +236,10 @@ fn sort(
         let line = |outcome, copies| OutcomeLine::new(path.clone(), entry.sha256, outcome, copies);
         let row = query::lookup(c, landed.as_str())?;
         // A ledger that went back in time gives numbers out twice, and may have caught up since.
-        let is_its_own = row.as_ref().is_some_and(|r| r.series == series && r.seq == entry.seq);
-        sorted.has_clash |= !is_its_own && query::is_answered(c, spoke, series, entry.seq)?;
+        sorted.has_clash |= match &row {
+            None => query::is_answered(c, spoke, series, entry.seq)?,
+            Some(_) => query::is_of_another(c, spoke, (series, entry.seq), landed.as_str())?,
+        };
         let Some(row) = row else {
             sorted.missing.push(entry.path);
             continue;

@@ -8,13 +8,12 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use barque_bundle::digest::Hasher;
 use barque_bundle::{Entry, ErrorKind, Sha256Digest, SpokeId, platform};
-use tokio::sync::{Mutex as Seat, OwnedMutexGuard};
+use tokio::sync::{Mutex as Seat, OwnedMutexGuard, watch};
 
 use crate::error::{Error, Refusal};
 use crate::hub::Clock;
@@ -30,6 +29,8 @@ const KEPT_FOR_MS: i64 = 72 * 3_600_000;
 const SYNC_EVERY_BYTES: u64 = 16 * 1024 * 1024;
 /// How long an older request may take to end.
 const OLDER_WAIT: Duration = Duration::from_secs(15);
+/// Uploads whose hash is remembered.
+const TURNS_MAX: usize = 1_024;
 const BUFFER_BYTES: usize = 256 * 1024;
 const ENDING: &str = ".partial";
 
@@ -38,31 +39,48 @@ pub struct Uploads {
     folder: PathBuf,
     ledger: Ledger,
     clock: Clock,
-    open: Mutex<HashMap<UploadKey, Arc<Turn>>>,
+    turns: Mutex<HashMap<UploadKey, Arc<Turn>>>,
 }
 
-/// Whose turn it is at one upload.
+/// Whose turn it is at one upload. Nothing touches its file or row without the seat.
 struct Turn {
     /// Raised by each request; one that sees a higher number than its own ends.
-    newest: AtomicU64,
-    seat: Arc<Seat<Warm>>,
+    newest: watch::Sender<u64>,
+    seat: Arc<Seat<Option<Warm>>>,
 }
 
-/// What is known of the bytes on disk without reading them again; none after a start.
-#[derive(Default)]
-struct Warm(Option<Hasher>);
+/// The hash of what lies in a file, as long as it is that very file.
+struct Warm {
+    hasher: Hasher,
+    file: (u64, u64),
+}
 
-/// A request's hold on an upload, until it is dropped.
+/// The seat at an upload, until it is dropped.
 pub struct Held {
     turn: Arc<Turn>,
     number: u64,
-    warm: OwnedMutexGuard<Warm>,
+    warm: OwnedMutexGuard<Option<Warm>>,
 }
 
 impl Held {
     fn is_newest(&self) -> bool {
-        self.turn.newest.load(Ordering::SeqCst) == self.number
+        *self.turn.newest.borrow() == self.number
     }
+
+    /// Ends when a newer request wants the seat.
+    pub fn superseded(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (mut newest, mine) = (self.turn.newest.subscribe(), self.number);
+        async move {
+            if newest.wait_for(|n| *n != mine).await.is_err() {
+                std::future::pending().await
+            }
+        }
+    }
+}
+
+/// Why a piece of work at an upload ends before its time.
+fn taken_over() -> io::Error {
+    io::Error::other("a newer request took over")
 }
 
 /// How far a piece came.
@@ -74,7 +92,7 @@ pub struct Appended {
 
 impl Uploads {
     pub fn new(folder: &Path, ledger: Ledger, clock: Clock) -> Self {
-        Self { folder: folder.to_owned(), ledger, clock, open: Mutex::default() }
+        Self { folder: folder.to_owned(), ledger, clock, turns: Mutex::default() }
     }
 
     /// Where the bytes lie: a name of one length, whatever the path is.
@@ -86,17 +104,24 @@ impl Uploads {
         self.folder.join(format!("{}{ENDING}", hasher.finish()))
     }
 
+    fn turn(&self, key: &UploadKey) -> Arc<Turn> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        if turns.len() >= TURNS_MAX {
+            // What is forgotten is hashed again when somebody goes on with it.
+            turns.retain(|_, t| Arc::strong_count(t) > 1);
+        }
+        let new = || Arc::new(Turn { newest: watch::Sender::new(0), seat: Arc::default() });
+        Arc::clone(turns.entry(key.clone()).or_insert_with(new))
+    }
+
     /// Ends older requests for this upload and takes their place.
     pub async fn hold(&self, key: &UploadKey) -> Result<Held, Refusal> {
-        let turn = {
-            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-            // Turns that nobody holds and that remember nothing are forgotten.
-            open.retain(|_, t| Arc::strong_count(t) > 1 || is_warm(t));
-            Arc::clone(open.entry(key.clone()).or_insert_with(|| {
-                Arc::new(Turn { newest: AtomicU64::new(0), seat: Arc::default() })
-            }))
-        };
-        let number = turn.newest.fetch_add(1, Ordering::SeqCst) + 1;
+        let turn = self.turn(key);
+        let mut number = 0;
+        turn.newest.send_modify(|n| {
+            *n += 1;
+            number = *n;
+        });
         let seat = Arc::clone(&turn.seat).lock_owned();
         match tokio::time::timeout(OLDER_WAIT, seat).await {
             Ok(warm) => Ok(Held { turn, number, warm }),
@@ -108,37 +133,60 @@ impl Uploads {
         }
     }
 
-    /// Whether another upload of this spoke may begin.
-    pub fn require_room(&self, spoke: &SpokeId) -> Result<(), Error> {
-        if self.ledger.uploads(Some(spoke))?.len() < UPLOADS_A_SPOKE_MAX {
+    /// The seat if nobody has it; nobody is disturbed.
+    fn try_hold(&self, key: &UploadKey) -> Option<Held> {
+        let turn = self.turn(key);
+        let warm = Arc::clone(&turn.seat).try_lock_owned().ok()?;
+        let number = *turn.newest.borrow();
+        Some(Held { turn, number, warm })
+    }
+
+    /// Makes room for an upload that begins: older versions of its path go, and where a spoke has
+    /// too many the one that was longest not gone on with.
+    pub fn make_room(&self, key: &UploadKey) -> Result<(), Error> {
+        let mut rows = self.ledger.uploads(Some(&key.spoke_id))?;
+        rows.retain(|r| r.key != *key);
+        rows.sort_by_key(|r| (r.key.path != key.path, r.touched_at));
+        let mut count = rows.len();
+        for row in rows {
+            if row.key.path != key.path && count < UPLOADS_A_SPOKE_MAX {
+                break;
+            }
+            if let Some(held) = self.try_hold(&row.key) {
+                self.forget(held, &row.key)?;
+                count -= 1;
+            }
+        }
+        if count < UPLOADS_A_SPOKE_MAX {
             return Ok(());
         }
-        let detail =
-            format!("{UPLOADS_A_SPOKE_MAX} uploads of this spoke are open; end some first");
+        let detail = format!("{UPLOADS_A_SPOKE_MAX} uploads of this spoke are under way");
         Err(Refusal::new(ErrorKind::Throttled, "too_many_uploads", detail).into())
     }
 
     /// Appends a body at `offset`, which must be where the bytes end; runs on a blocking thread.
     ///
-    /// What came is synced and recorded also when the body breaks off.
+    /// What came is synced and recorded also when the body breaks off. `written` hears how much
+    /// reached the disk.
     pub fn append(
         &self,
         held: &mut Held,
         row: &mut UploadRow,
         offset: u64,
         body: &mut impl Read,
+        mut written: impl FnMut(u64),
     ) -> Result<Appended, Error> {
         let path = self.path(&row.key);
         let failed = |what| Error::io(what, &path);
         let (mut file, mut hasher) = self.open_at_end(held, row)?;
         if offset != hasher.len() {
-            held.warm.0 = Some(hasher);
+            self.remember(held, &file, hasher)?;
             return Err(offset_refusal(row.synced));
         }
         let mut buffer = vec![0u8; BUFFER_BYTES];
         let broken = loop {
             if !held.is_newest() {
-                break Some(io::Error::other("a newer request took over"));
+                break Some(taken_over());
             }
             let n = match body.read(&mut buffer) {
                 Ok(0) => break None,
@@ -150,41 +198,55 @@ impl Uploads {
             }
             file.write_all(&buffer[..n]).map_err(failed("cannot write"))?;
             hasher.update(&buffer[..n]);
+            written(n as u64);
             if hasher.len() - row.synced >= SYNC_EVERY_BYTES {
                 self.checkpoint(&file, row, hasher.len())?;
             }
         };
         self.checkpoint(&file, row, hasher.len())?;
-        held.warm.0 = Some(hasher);
+        self.remember(held, &file, hasher)?;
         Ok(Appended { offset: row.synced, broken })
     }
 
     /// The digest of what is there; reads it again after a start.
-    pub fn digest(&self, held: &mut Held, row: &UploadRow) -> Result<(Sha256Digest, u64), Error> {
-        let (_, hasher) = self.open_at_end(held, row)?;
+    pub fn digest(
+        &self,
+        held: &mut Held,
+        row: &mut UploadRow,
+    ) -> Result<(Sha256Digest, u64), Error> {
+        let (file, hasher) = self.open_at_end(held, row)?;
         let found = (hasher.finish(), hasher.len());
-        held.warm.0 = Some(hasher);
+        self.remember(held, &file, hasher)?;
         Ok(found)
     }
 
-    /// Opens the file, cut back to what was synced, and the hash of that.
-    fn open_at_end(&self, held: &mut Held, row: &UploadRow) -> Result<(File, Hasher), Error> {
-        use std::os::unix::fs::OpenOptionsExt as _;
+    fn remember(&self, held: &mut Held, file: &File, hasher: Hasher) -> Result<(), Error> {
+        let file = identity(file).map_err(Error::io("cannot look at", &self.folder))?;
+        *held.warm = Some(Warm { hasher, file });
+        Ok(())
+    }
+
+    /// Opens the file, cut back to what was synced, and the hash of that. A file that is shorter
+    /// is none: it begins anew.
+    fn open_at_end(&self, held: &mut Held, row: &mut UploadRow) -> Result<(File, Hasher), Error> {
         let path = self.path(&row.key);
-        let mut open = || -> io::Result<(File, Hasher)> {
-            // A whole file may have a second name that readers see: it is not written to any more.
-            let mut file = if row.synced == row.size_bytes && row.size_bytes > 0 {
-                File::open(&path)?
-            } else {
-                let mut options = File::options();
-                options.create(true).truncate(false).read(true).write(true).mode(0o600);
-                let file = options.open(&path)?;
+        let warm = held.warm.take();
+        let open = || -> io::Result<(File, Hasher)> {
+            let mut file = open_partial(&path, row.synced == row.size_bytes)?;
+            let len = file.metadata()?.len();
+            if len < row.synced {
+                tracing::error!(path = %path.display(), len, synced = row.synced, "a partial file is shorter than it was");
+                row.synced = 0;
+                file = open_partial(&path, false)?;
+            }
+            if len > row.synced {
                 file.set_len(row.synced)?;
-                file
-            };
-            let hasher = match held.warm.0.take() {
-                Some(hasher) if hasher.len() == row.synced => hasher,
-                _ => hash(&mut file, row.synced)?,
+            }
+            let hasher = match warm {
+                Some(warm) if warm.hasher.len() == row.synced && warm.file == identity(&file)? => {
+                    warm.hasher
+                }
+                _ => hash(&mut file, row.synced, || held.is_newest())?,
             };
             file.seek(SeekFrom::Start(row.synced))?;
             Ok((file, hasher))
@@ -208,7 +270,8 @@ impl Uploads {
         self.ledger.put_upload(row)
     }
 
-    /// Keeps what a cut stream brought of a file, unless more of it is kept already.
+    /// Keeps what a cut stream brought of a file, unless more of it is kept already or somebody is
+    /// at it.
     pub fn keep(
         &self,
         spoke: &SpokeId,
@@ -218,14 +281,15 @@ impl Uploads {
     ) -> Result<(), Error> {
         let key =
             UploadKey { spoke_id: spoke.clone(), path: entry.path.clone(), sha256: entry.sha256 };
+        let Some(mut held) = self.try_hold(&key) else { return Ok(()) };
         let known = self.ledger.upload(&key)?;
-        let is_open = self.open.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&key);
-        if is_open || known.as_ref().is_some_and(|k| k.synced >= len) {
+        if known.as_ref().is_some_and(|k| k.synced >= len) {
             return Ok(());
         }
         if known.is_none() {
-            self.require_room(spoke)?;
+            self.make_room(&key)?;
         }
+        *held.warm = None;
         let path = self.path(&key);
         let keep = || {
             platform::sync(&File::open(staged)?)?;
@@ -242,8 +306,9 @@ impl Uploads {
         })
     }
 
-    /// Forgets an upload and its bytes.
-    pub fn forget(&self, key: &UploadKey) -> Result<(), Error> {
+    /// Forgets an upload and its bytes; the seat is given up last.
+    pub fn forget(&self, mut held: Held, key: &UploadKey) -> Result<(), Error> {
+        *held.warm = None;
         let path = self.path(key);
         match std::fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -269,8 +334,9 @@ impl Uploads {
         }
         for (row, path) in rows.iter().zip(known) {
             let len = std::fs::metadata(&path).map_or(0, |m| m.len());
-            if len < row.synced || row.synced == 0 {
-                self.forget(&row.key)?;
+            let is_lost = len < row.synced || row.synced == 0;
+            if let Some(held) = is_lost.then(|| self.try_hold(&row.key)).flatten() {
+                self.forget(held, &row.key)?;
             }
         }
         Ok(())
@@ -283,30 +349,47 @@ impl Uploads {
     ) -> Result<(), Error> {
         let now = (self.clock)();
         for row in self.ledger.uploads(None)? {
-            let is_open = {
-                let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-                open.get(&row.key).is_some_and(|t| t.seat.try_lock().is_err())
-            };
             let is_old = now.since_ms(row.touched_at) > KEPT_FOR_MS;
-            if !is_open && (is_old || has_landed(&row.key)?) {
-                self.forget(&row.key)?;
+            if !is_old && !has_landed(&row.key)? {
+                continue;
+            }
+            let Some(held) = self.try_hold(&row.key) else { continue };
+            // As it is now that nobody else can touch it.
+            let Some(fresh) = self.ledger.upload(&row.key)? else { continue };
+            if fresh.touched_at == row.touched_at {
+                self.forget(held, &row.key)?;
             }
         }
         Ok(())
     }
 }
 
-fn is_warm(turn: &Turn) -> bool {
-    turn.seat.try_lock().map_or(true, |warm| warm.0.is_some())
+/// A whole file may have a second name that readers see: it is not written to any more.
+fn open_partial(path: &Path, is_whole: bool) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    if is_whole {
+        return File::open(path);
+    }
+    let mut options = File::options();
+    options.create(true).truncate(false).read(true).write(true).mode(0o600).open(path)
+}
+
+/// Which file it is, whatever its name.
+fn identity(file: &File) -> io::Result<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt as _;
+    file.metadata().map(|m| (m.dev(), m.ino()))
 }
 
 /// The hash of the first `len` bytes.
-fn hash(file: &mut File, len: u64) -> io::Result<Hasher> {
+fn hash(file: &mut File, len: u64, may_go_on: impl Fn() -> bool) -> io::Result<Hasher> {
     file.seek(SeekFrom::Start(0))?;
     let mut hasher = Hasher::new();
     let mut buffer = vec![0u8; BUFFER_BYTES];
     let mut left = file.take(len);
     loop {
+        if !may_go_on() {
+            return Err(taken_over());
+        }
         match left.read(&mut buffer)? {
             0 if hasher.len() == len => return Ok(hasher),
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),

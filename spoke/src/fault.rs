@@ -45,10 +45,28 @@ pub fn classify_bundle(error: &CallError) -> Fault {
     }
 }
 
+/// The kind of an upload that failed. Answers that say where to go on, or to open it again, are no
+/// more than a break.
+pub fn classify_upload(error: &CallError) -> Fault {
+    match error {
+        CallError::Refused(p)
+            if matches!(
+                p.code.as_str(),
+                "offset_mismatch" | "no_such_upload" | "bundle_id_in_use" | "too_many_uploads"
+            ) =>
+        {
+            Fault::Link
+        }
+        other => classify_bundle(other),
+    }
+}
+
 /// Whether the hub or the way to it is busy or down, which no bundle can be at fault for.
 pub fn is_busy(error: &CallError) -> bool {
     match error {
         CallError::Unreachable { .. } => true,
+        // One upload less is open when another file goes first.
+        CallError::Refused(p) if p.code == "too_many_uploads" => false,
         CallError::Refused(p) => matches!(p.status, 429 | 502..=504),
         _ => false,
     }

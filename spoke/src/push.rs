@@ -241,6 +241,8 @@ impl Opened<'_> {
                     upload_above,
                     allowance: self.allowance.clone(),
                     kept: HashSet::new(),
+                    rest: Vec::new(),
+                    upload_breaks: 0,
                 };
                 let outcome = pass.run(&mut results).await;
                 if matches!(outcome, Ok(End::StartOver)) && restarts < RESTARTS_MAX {
@@ -279,6 +281,10 @@ struct Pass<'a> {
     allowance: Allowance,
     /// Files of which the hub has kept a part, as it said last.
     kept: HashSet<FilePath>,
+    /// Those of a bundle that broke: the rest of each goes by an upload.
+    rest: Vec<FileRow>,
+    /// Uploads that broke off since one was brought on.
+    upload_breaks: u32,
 }
 
 impl Pass<'_> {

@@ -106,9 +106,26 @@ impl Received {
 
 /// A body as a blocking [`Read`]; a silent or broken body is an error, never an early end.
 pub fn reader(body: Body, idle: Duration) -> BodyReader {
+    reader_until(body, idle, std::future::pending())
+}
+
+/// [`reader`], which breaks off when `end` comes.
+pub fn reader_until(
+    body: Body,
+    idle: Duration,
+    end: impl Future<Output = ()> + Send + 'static,
+) -> BodyReader {
     let (out, pieces) = mpsc::channel(WAITING);
     let received = Arc::new(Received::default());
-    tokio::spawn(pump(body, idle, out, Arc::clone(&received)));
+    let (breaking, hearing) = (out.clone(), Arc::clone(&received));
+    tokio::spawn(async move {
+        tokio::select! {
+            () = pump(body, idle, out, hearing) => {}
+            () = end => {
+                let _ = breaking.send(Err(io::Error::other("it was ended"))).await;
+            }
+        }
+    });
     BodyReader { pieces, current: Bytes::new(), received }
 }
 

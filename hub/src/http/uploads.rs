@@ -17,7 +17,7 @@ use super::sync::{admit, identify};
 use super::{Problem, ascii, body};
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
-use crate::ledger::{UploadKey, UploadRow};
+use crate::ledger::{UploadBundle, UploadKey, UploadRow};
 use crate::receive::{self, Reserved, Verdict};
 use crate::registry::Caller;
 use crate::upload::Held;
@@ -45,22 +45,44 @@ pub async fn create(
         path: upload.entry.path.clone(),
         sha256: upload.entry.sha256,
     };
-    let _held = parts.uploads.hold(&key).await?;
-    let known = parts.ledger.upload(&key)?;
-    if known.is_none() {
-        parts.uploads.require_room(&caller.spoke_id)?;
-    }
-    let synced = known.map_or(0, |k| k.synced);
-    let size_bytes = upload.entry.size_bytes;
-    // Refused now rather than in the middle.
-    drop(Reserved::take(&parts, size_bytes.saturating_sub(synced))?);
+    let held = parts.uploads.hold(&key).await?;
     let location = format!("{}/{}", wire::UPLOADS, upload.bundle.bundle_id);
-    let row =
-        UploadRow { key, size_bytes, synced, bundle: Some(upload), touched_at: (parts.clock)() };
-    parts.ledger.put_upload(&row)?;
+    // The older request that had the seat may have brought the file to its end.
+    if let Some(line) = receive::decide(&parts, &upload).await? {
+        return answer(line);
+    }
+    let row = on_disk(&parts, move |parts| begin_row(parts, held, key, upload)).await?;
     let mut response = progress(StatusCode::CREATED, &row);
     response.headers_mut().insert(header::LOCATION, ascii(&location));
     Ok(response)
+}
+
+/// The row of an upload that is opened, as far as its bytes have come.
+fn begin_row(
+    parts: &Arc<Parts>,
+    held: Held,
+    key: UploadKey,
+    upload: UploadBundle,
+) -> Result<UploadRow, Error> {
+    let bundle_id = upload.bundle.bundle_id;
+    let other = parts.ledger.upload_of_bundle(&key.spoke_id, bundle_id)?;
+    if other.is_some_and(|o| o.key != key) {
+        let detail = "this bundle's id is that of another file; make a new one";
+        return Err(Refusal::new(ErrorKind::Corrupt, "bundle_id_in_use", detail).into());
+    }
+    let known = parts.ledger.upload(&key)?;
+    if known.is_none() {
+        parts.uploads.make_room(&key)?;
+    }
+    let size_bytes = upload.entry.size_bytes;
+    let synced = known.filter(|k| k.size_bytes == size_bytes).map_or(0, |k| k.synced);
+    // Refused now rather than in the middle.
+    drop(Reserved::take(parts, size_bytes.saturating_sub(synced))?);
+    let touched_at = (parts.clock)();
+    let row = UploadRow { key, size_bytes, synced, bundle: Some(upload), touched_at };
+    parts.ledger.put_upload(&row)?;
+    drop(held);
+    Ok(row)
 }
 
 /// Where the bytes end.
@@ -85,8 +107,8 @@ pub async fn cancel(
     let (head, _) = request.into_parts();
     let caller = identify(&parts, &head).await?;
     let row = known(&parts, &caller, &id).await?;
-    let _held = parts.uploads.hold(&row.key).await?;
-    on_disk(&parts, move |parts| parts.uploads.forget(&row.key)).await?;
+    let held = parts.uploads.hold(&row.key).await?;
+    on_disk(&parts, move |parts| parts.uploads.forget(held, &row.key)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -105,13 +127,21 @@ pub async fn append(
             return Err(e.into());
         }
     };
-    let reserved = Reserved::take(&parts, row.size_bytes.saturating_sub(row.synced))?;
-    let source = body::reader(sent, parts.config.body_idle);
+    let left = row.size_bytes.saturating_sub(row.synced);
+    let reserved = match on_disk(&parts, move |parts| Reserved::take(parts, left)).await {
+        Ok(reserved) => reserved,
+        Err(e) => {
+            body::discard(sent);
+            return Err(e.into());
+        }
+    };
+    let source = body::reader_until(sent, parts.config.body_idle, held.superseded());
     let uploads = Arc::clone(&parts.uploads);
     let offset = asked.offset;
     let appended = tokio::task::spawn_blocking(move || {
         let mut source = source;
-        let appended = uploads.append(&mut held, &mut row, offset, &mut source);
+        let appended =
+            uploads.append(&mut held, &mut row, offset, &mut source, |n| reserved.release(n));
         drop((reserved, permit));
         appended.map(|a| (a, held, row))
     });
@@ -193,16 +223,16 @@ async fn finish(parts: &Arc<Parts>, mut held: Held, row: UploadRow) -> Result<Re
         return Err(Error::Malformed("an upload without its bundle".to_owned()).into());
     };
     let uploads = Arc::clone(&parts.uploads);
-    let path = uploads.path(&row.key);
-    let key = row.key.clone();
-    let hashed = tokio::task::spawn_blocking(move || {
-        let found = uploads.digest(&mut held, &row)?;
-        Ok::<_, Error>((found, held))
-    });
-    let (found, _held) = hashed.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))?;
+    let (path, key) = (uploads.path(&row.key), row.key.clone());
+    let mut row = row;
+    let (found, held) = on_disk(parts, move |_| {
+        let found = uploads.digest(&mut held, &mut row)?;
+        Ok((found, held))
+    })
+    .await?;
     let line = receive::finish(parts, upload, &path, found).await?;
     if receive::is_final(&line) {
-        on_disk(parts, move |parts| parts.uploads.forget(&key)).await?;
+        on_disk(parts, move |parts| parts.uploads.forget(held, &key)).await?;
     }
     answer(line)
 }

@@ -98,7 +98,8 @@ impl Ledger {
                                       bundle, touched_at)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
                  ON CONFLICT (spoke_id, path, sha256) DO UPDATE SET
-                     synced = excluded.synced, touched_at = excluded.touched_at,
+                     synced = excluded.synced, size_bytes = excluded.size_bytes,
+                     touched_at = excluded.touched_at,
                      bundle_id = coalesce(excluded.bundle_id, bundle_id),
                      bundle = coalesce(excluded.bundle, bundle)",
             )

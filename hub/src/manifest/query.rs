@@ -143,6 +143,24 @@ pub fn is_answered(
     .map_err(wrap())
 }
 
+/// Whether a number of a series came with another file than this one.
+pub fn is_of_another(
+    c: &Connection,
+    spoke: &SpokeId,
+    (series, seq): (SeriesId, u64),
+    landed: &str,
+) -> Result<bool, Error> {
+    c.prepare_cached(
+        "SELECT EXISTS (SELECT 1 FROM files
+                        WHERE namespace = ?1 AND series = ?2 AND seq = ?3 AND path <> ?4)",
+    )
+    .and_then(|mut s| {
+        let number = params![spoke.as_str(), series.to_string(), signed(seq), landed];
+        s.query_row(number, |r| r.get(0))
+    })
+    .map_err(wrap())
+}
+
 /// A registered key and whose it is.
 #[derive(Clone, Debug)]
 pub struct KeyRow {

@@ -155,3 +155,4 @@ CREATE TABLE measurement_schemas (
 CREATE INDEX files_undescribed ON files (origin_node, file_id)
     WHERE state = 'held' AND rows IS NULL AND unread IS NULL;
 CREATE INDEX files_unread ON files (database, measurement) WHERE unread IS NOT NULL;
+CREATE INDEX files_by_number ON files (namespace, series, seq);

@@ -49,13 +49,25 @@ pub async fn open(
         header: preamble.header_bytes,
         sig: preamble.sig,
     };
-    let (looking, asked) = (Arc::clone(parts), entry.clone());
-    let spoke = caller.spoke_id.clone();
+    let upload = UploadBundle { bundle, entry, entries_digest };
+    Ok(match decide(parts, &upload).await? {
+        None => Verdict::Needed(Box::new(upload)),
+        Some(line) => Verdict::Decided(line),
+    })
+}
+
+/// The last line of the answer if the file needs no bytes.
+pub async fn decide(
+    parts: &Arc<Parts>,
+    upload: &UploadBundle,
+) -> Result<Option<BundleLine>, Error> {
+    let (looking, asked) = (Arc::clone(parts), upload.entry.clone());
+    let spoke = upload.bundle.spoke_id.clone();
     let decided =
         tokio::task::spawn_blocking(move || admit::decided(&looking, &spoke, &asked)).await;
     match decided.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))? {
-        None => Ok(Verdict::Needed(Box::new(UploadBundle { bundle, entry, entries_digest }))),
-        Some(item) => settle(parts, bundle, item).await.map(Verdict::Decided),
+        None => Ok(None),
+        Some(item) => settle(parts, upload.bundle.clone(), item).await.map(Some),
     }
 }
 

@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use barque_bundle::Timestamp;
 
 use super::*;
@@ -69,7 +71,7 @@ async fn bytes_are_kept_as_they_come_and_go_on_after_a_start() {
     let mut row = row(&bytes);
     let uploads = b.open();
     let mut held = uploads.hold(&row.key).await.unwrap();
-    let cut = uploads.append(&mut held, &mut row, 0, &mut Cut(&bytes[..70_000])).unwrap();
+    let cut = uploads.append(&mut held, &mut row, 0, &mut Cut(&bytes[..70_000]), |_| ()).unwrap();
     assert_eq!((cut.offset, cut.broken.is_some()), (70_000, true));
     // Bytes that were written and never synced are cut off at the next start.
     let path = uploads.path(&row.key);
@@ -79,18 +81,18 @@ async fn bytes_are_kept_as_they_come_and_go_on_after_a_start() {
     let mut row = b.ledger.upload(&row.key).unwrap().unwrap();
     assert_eq!(row.synced, 70_000);
     let mut held = uploads.hold(&row.key).await.unwrap();
-    let wrong = uploads.append(&mut held, &mut row, 70_004, &mut &bytes[70_004..]);
+    let wrong = uploads.append(&mut held, &mut row, 70_004, &mut &bytes[70_004..], |_| ());
     assert!(matches!(wrong, Err(Error::Refused(r)) if r.upload_offset == Some(70_000)));
-    let rest = uploads.append(&mut held, &mut row, 70_000, &mut &bytes[70_000..]).unwrap();
+    let rest = uploads.append(&mut held, &mut row, 70_000, &mut &bytes[70_000..], |_| ()).unwrap();
     assert_eq!((rest.offset, rest.broken.is_none()), (200_000, true));
     let whole = (Sha256Digest::of(&bytes), 200_000);
-    assert_eq!(uploads.digest(&mut held, &row).unwrap(), whole);
+    assert_eq!(uploads.digest(&mut held, &mut row).unwrap(), whole);
     // Read again after a start, not believed.
     drop((held, uploads));
     let uploads = b.open();
     let mut held = uploads.hold(&row.key).await.unwrap();
-    assert_eq!(uploads.digest(&mut held, &row).unwrap(), whole);
-    let beyond = uploads.append(&mut held, &mut row, 200_000, &mut &b"x"[..]).unwrap();
+    assert_eq!(uploads.digest(&mut held, &mut row).unwrap(), whole);
+    let beyond = uploads.append(&mut held, &mut row, 200_000, &mut &b"x"[..], |_| ()).unwrap();
     assert!(beyond.broken.is_some());
     assert_eq!(std::fs::read(path).unwrap(), bytes);
 }
@@ -114,7 +116,7 @@ async fn a_newer_request_ends_an_older_one() {
     let (mut older, mut older_row) = (held, row.clone());
     let appending = Arc::clone(&uploads);
     let older = tokio::task::spawn_blocking(move || {
-        appending.append(&mut older, &mut older_row, 0, &mut Slow(&mut fed))
+        appending.append(&mut older, &mut older_row, 0, &mut Slow(&mut fed), |_| ())
     });
     feed.send(bytes[..1_000].to_vec()).unwrap();
     let path = uploads.path(&row.key);
@@ -167,4 +169,37 @@ fn another_content_of_a_path_is_another_upload() {
     let bench = Bench::new();
     let uploads = bench.open();
     assert_ne!(uploads.path(&a.key), uploads.path(&b.key));
+}
+
+#[tokio::test]
+async fn a_partial_file_that_got_shorter_begins_anew_and_is_never_filled_with_zeros() {
+    let b = Bench::new();
+    let bytes = vec![7u8; 100_000];
+    let mut row = row(&bytes);
+    let uploads = b.open();
+    let mut held = uploads.hold(&row.key).await.unwrap();
+    uploads.append(&mut held, &mut row, 0, &mut &bytes[..60_000], |_| ()).unwrap();
+    // Another file under its name: shorter, and not the one that was hashed.
+    let path = uploads.path(&row.key);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, &bytes[..1_000]).unwrap();
+    let refused = uploads.append(&mut held, &mut row, 60_000, &mut &bytes[60_000..], |_| ());
+    assert!(matches!(refused, Err(Error::Refused(r)) if r.upload_offset == Some(0)));
+    uploads.append(&mut held, &mut row, 0, &mut &bytes[..], |_| ()).unwrap();
+    assert_eq!(uploads.digest(&mut held, &mut row).unwrap().0, Sha256Digest::of(&bytes));
+}
+
+#[tokio::test]
+async fn a_newer_version_of_a_path_takes_the_place_of_the_older_one() {
+    let b = Bench::new();
+    let uploads = b.open();
+    for n in 0..3u8 {
+        let mut row = row(&[n; 10_000]);
+        uploads.make_room(&row.key).unwrap();
+        let mut held = uploads.hold(&row.key).await.unwrap();
+        uploads.append(&mut held, &mut row, 0, &mut &[n; 5_000][..], |_| ()).unwrap();
+    }
+    let rows = b.ledger.uploads(None).unwrap();
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].key.sha256, Sha256Digest::of(&[2u8; 10_000]));
 }

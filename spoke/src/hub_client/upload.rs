@@ -55,13 +55,7 @@ impl HubClient {
             .body(body);
         let response = request.send().await.map_err(|e| self.failed(&url, &e))?;
         let judged = self.judge_any(&url, response).await;
-        if let Err(e) = &judged
-            && self.learn_from_refusal(e)
-        {
-            let why = format!("{e}; the clock is set by the hub's");
-            return Err(CallError::Broken { url, why });
-        }
-        self.reached(header, judged?)
+        self.reached(header, self.with_hub_time(&url, judged)?)
     }
 
     /// Sends bytes of a file from one offset to another; the last piece is answered with the
@@ -107,7 +101,18 @@ impl HubClient {
         };
         let answer = answer.await;
         let _ = tokio::time::timeout(WRITER_WAIT, writing).await;
-        self.reached(header, answer?)
+        self.reached(header, self.with_hub_time(&url, answer)?)
+    }
+
+    /// A refusal for the clock's sake is a break: the next try is signed in hub time.
+    fn with_hub_time<T>(&self, url: &str, judged: Result<T, CallError>) -> Result<T, CallError> {
+        judged.map_err(|e| match self.learn_from_refusal(&e) {
+            true => {
+                let why = format!("{e}; the clock is set by the hub's");
+                CallError::Broken { url: url.to_owned(), why }
+            }
+            false => e,
+        })
     }
 
     fn addressed(&self, method: &str, path: &str, header: &Signed<Header>) -> (String, String) {

@@ -33,8 +33,6 @@ pub(super) enum Bundle {
     Through,
     /// It broke with nothing kept: its halves are tried apart.
     Halved(Vec<FileRow>, Vec<FileRow>),
-    /// Files of which the hub has kept a part: the rest of each goes by an upload.
-    Rest(Vec<FileRow>),
     StartOver,
 }
 
@@ -91,10 +89,11 @@ impl Pass<'_> {
                     waiting.push_front(Work::Bundle(second));
                     waiting.push_front(Work::Bundle(first));
                 }
-                Bundle::Rest(rows) => {
-                    waiting.extend(rows.into_iter().map(Box::new).map(Work::Upload));
-                }
                 Bundle::StartOver => return Ok(End::StartOver),
+            }
+            // What a cut left at the hub goes on by itself, whatever became of its bundle.
+            for row in self.rest.drain(..).rev() {
+                waiting.push_front(Work::Upload(Box::new(row)));
             }
             if self.bodies_end {
                 break;
@@ -127,10 +126,10 @@ impl Pass<'_> {
         mut rows: Vec<FileRow>,
         results: &mut Results,
     ) -> Result<Bundle, Stop> {
-        let (mut breaks, mut uploads) = (0, Vec::new());
+        let mut breaks = 0;
         while !rows.is_empty() {
             let Some(error) = self.send_once(&rows, results).await? else {
-                return Ok(Bundle::Rest(uploads));
+                return Ok(Bundle::Through);
             };
             if self.is_used_up(results) {
                 return Ok(Bundle::Through);
@@ -157,14 +156,14 @@ impl Pass<'_> {
             }
             let (rest, missing): (Vec<_>, Vec<_>) =
                 missing.into_iter().partition(|r| self.kept.contains(&r.path));
-            uploads.extend(rest);
+            self.rest.extend(rest);
             if missing.len() < rows.len() {
                 breaks = 0;
                 self.breaks_in_a_row = 0;
             }
             rows = missing;
             if rows.is_empty() {
-                return Ok(Bundle::Rest(uploads));
+                return Ok(Bundle::Through);
             }
             let is_busy = fault::is_busy(&error);
             if (is_busy && breaks >= fault::IN_A_ROW_MAX)

@@ -8,9 +8,13 @@ use barque_bundle::{BundleId, Header};
 
 use super::send::{BREAKS_MAX, Bundle};
 use super::{Event, Pass, Results, Stop, fault};
+use crate::error::Error;
 use crate::fault::Fault;
-use crate::hub_client::{CallError, Parcel, Piece, Reached};
+use crate::hub_client::{CallError, Parcel, Piece, Reached, Sent};
 use crate::ledger::FileRow;
+
+/// Breaks in a row, over all uploads and without anything brought on, after which it is the link.
+const UPLOAD_BREAKS_MAX: u32 = 9;
 
 impl Pass<'_> {
     /// Uploads a file; a broken connection costs only what the hub did not keep.
@@ -36,18 +40,15 @@ impl Pass<'_> {
             let (mut reached, before) = (0, results.wire_bytes());
             let tried = self.upload_once(&header, &row, &mut reached, results).await;
             self.ledger.add_spent(self.edge.now(), results.wire_bytes() - before)?;
-            let error = match tried {
-                Ok(None) => return Ok(Bundle::Through),
-                Ok(Some(error)) => error,
-                Err(error) => {
-                    self.ledger.give_back(hub_id, bundle_id, self.edge.now())?;
-                    error
-                }
+            let Some(error) = tried? else {
+                self.upload_breaks = 0;
+                return Ok(Bundle::Through);
             };
+            self.ledger.give_back(hub_id, bundle_id, self.edge.now())?;
             if self.is_used_up(results) {
                 return Ok(Bundle::Through);
             }
-            match fault::classify_bundle(&error) {
+            match fault::classify_upload(&error) {
                 Fault::Fatal => return Err(Stop::Fatal(error)),
                 Fault::Space => {
                     self.hub_is_full(error, results);
@@ -58,12 +59,14 @@ impl Pass<'_> {
             // A try that brought the file on is no failure: the link is like that.
             if reached > best {
                 (breaks, best) = (0, reached);
-                self.breaks_in_a_row = 0;
+                self.upload_breaks = 0;
             }
             breaks += 1;
-            self.breaks_in_a_row += 1;
+            self.upload_breaks += 1;
             let is_busy = fault::is_busy(&error);
-            if is_busy && breaks >= fault::IN_A_ROW_MAX {
+            // Over several files it is not the files.
+            let is_the_link = self.upload_breaks >= UPLOAD_BREAKS_MAX;
+            if is_the_link || (is_busy && breaks >= fault::IN_A_ROW_MAX) {
                 return Err(Stop::HubNotReached(error));
             }
             if !is_busy && breaks > BREAKS_MAX {
@@ -80,7 +83,22 @@ impl Pass<'_> {
         row: &FileRow,
         reached: &mut u64,
         results: &mut Results,
-    ) -> Result<Option<CallError>, CallError> {
+    ) -> Result<Option<CallError>, Error> {
+        match self.bring(header, row, reached, results).await {
+            Ok(Some(sent)) => self.take_receipt(header.value.bundle_id, &sent, results),
+            Ok(None) => Ok(None),
+            Err(e) => Ok(Some(e)),
+        }
+    }
+
+    /// Brings the file on to its end; what the hub says of it then.
+    async fn bring(
+        &mut self,
+        header: &Signed<Header>,
+        row: &FileRow,
+        reached: &mut u64,
+        results: &mut Results,
+    ) -> Result<Option<Box<Sent>>, CallError> {
         let Some(entry) = row.entry() else { return Ok(None) };
         let size = entry.size_bytes;
         let mut at = self.client.open_upload(header, &entry).await?;
@@ -91,11 +109,7 @@ impl Pass<'_> {
         loop {
             let from = match at {
                 Reached::Offset(offset) => offset.min(size),
-                Reached::Done(sent) => {
-                    return self
-                        .take_receipt(header.value.bundle_id, &sent, results)
-                        .map_err(|e| CallError::Client(crate::error::chain(&e)));
-                }
+                Reached::Done(sent) => return Ok(Some(sent)),
             };
             *reached = from;
             let parcel = Parcel { entry: entry.clone(), stat: row.stat };

@@ -5,8 +5,9 @@ CREATE TABLE uploads (
     sha256     BLOB NOT NULL,
     size_bytes INTEGER NOT NULL,
     synced     INTEGER NOT NULL,      -- bytes from the start that are on disk for good
-    bundle_id  TEXT UNIQUE,           -- absent until a bundle of one names it
+    bundle_id  TEXT,                  -- absent until a bundle of one names it
     bundle     BLOB,                  -- that bundle and its entry
     touched_at INTEGER NOT NULL,
-    PRIMARY KEY (spoke_id, path, sha256)
+    PRIMARY KEY (spoke_id, path, sha256),
+    UNIQUE (spoke_id, bundle_id)
 ) STRICT, WITHOUT ROWID;
