@@ -115,6 +115,12 @@ pub struct PushArgs {
     /// Scan and say what would be sent; write and send nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Ship only paths that match this glob, such as 'alarms/**', in this pass; may come often
+    #[arg(long, value_name = "GLOB")]
+    pub include: Vec<String>,
+    /// Leave out paths that match this glob in this pass; may come often
+    #[arg(long, value_name = "GLOB")]
+    pub exclude: Vec<String>,
     /// Send at most so fast, such as 2MB/s or 5Mbit/s [default: as spoke.toml says, else no limit]
     #[arg(long, env = "BARQUE_BANDWIDTH", value_name = "RATE")]
     pub bandwidth: Option<ByteRate>,

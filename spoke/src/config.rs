@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::budget::Limits;
 use crate::error::Error;
+use crate::select::Select;
 
 /// `spoke.toml`: written by `enroll`, read by `push`, so that cron needs no flags.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +23,12 @@ pub struct SpokeConfig {
     /// Files over this size go in pieces and go on where they broke off, such as `32MiB`.
     #[serde(default = "default_upload_above")]
     pub upload_above: String,
+    /// Globs of paths to ship, such as `alarms/**`; all when there is none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub include: Vec<String>,
+    /// Globs of paths that are never shipped.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<String>,
     /// Pace of bodies, such as `2MB/s` or `5Mbit/s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<String>,
@@ -61,6 +68,8 @@ impl SpokeConfig {
             source,
             settle: default_settle(),
             upload_above: default_upload_above(),
+            include: Vec::new(),
+            exclude: Vec::new(),
             bandwidth: None,
             max_duration: None,
             max_bytes: None,
@@ -118,6 +127,15 @@ impl SpokeConfig {
             bandwidth: parsed("bandwidth", self.bandwidth.as_ref())?,
             budget: parsed("budget", self.budget.as_ref())?,
         })
+    }
+
+    /// What is shipped: as the file says, or as a caller says for this once.
+    pub fn select(&self, include: &[String], exclude: &[String]) -> Result<Select, String> {
+        if include.is_empty() && exclude.is_empty() {
+            return Select::new(&self.include, &self.exclude, false);
+        }
+        let include = if include.is_empty() { &self.include } else { include };
+        Select::new(include, &[&self.exclude, exclude].concat(), true)
     }
 
     pub fn settle_time(&self) -> Result<Duration, String> {

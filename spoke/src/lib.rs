@@ -20,6 +20,7 @@ pub mod plan;
 pub mod push;
 pub mod requeue;
 pub mod scan;
+pub mod select;
 pub mod status;
 
 pub use config::{SpokeConfig, StateFolder};

@@ -29,6 +29,7 @@ use crate::lock::Lock;
 use crate::look::{Looked, lies_still, look};
 use crate::plan::State;
 use crate::scan::{ScanReport, Scanner};
+use crate::select::Select;
 
 use open::{client, enrolled};
 use report::Results;
@@ -60,9 +61,12 @@ pub enum Mode {
 }
 
 /// What a caller chooses and allows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     pub mode: Mode,
+    /// Globs for this pass alone: what they leave out is still to come.
+    pub include: Vec<String>,
+    pub exclude: Vec<String>,
     /// What is not set here counts as `spoke.toml` says.
     pub limits: Limits,
 }
@@ -99,7 +103,7 @@ impl From<Error> for Stop {
 pub async fn push(
     state: &StateFolder,
     edge: &Edge,
-    options: Options,
+    options: &Options,
     events: Events<'_>,
 ) -> Result<PushReport, Error> {
     let passed = match one_pass(state, edge, options, events, Told::Nothing).await {
@@ -127,7 +131,7 @@ enum Told {
 async fn one_pass(
     state: &StateFolder,
     edge: &Edge,
-    options: Options,
+    options: &Options,
     events: Events<'_>,
     told: Told,
 ) -> Result<PushReport, Error> {
@@ -155,6 +159,7 @@ async fn one_pass(
         identity: &identity,
         hub: &hub,
         started,
+        select: config.select(&options.include, &options.exclude).map_err(Error::Usage)?,
         pace: limits.bandwidth.map(Pace::new).map(Arc::new),
         allowance: Allowance::new(&limits, started, spent),
     };
@@ -186,6 +191,7 @@ struct Opened<'a> {
     identity: &'a Identity,
     hub: &'a HubEntry,
     started: Instant,
+    select: Select,
     pace: Option<Arc<Pace>>,
     allowance: Allowance,
 }
@@ -216,6 +222,7 @@ impl Opened<'_> {
                 ledger,
                 edge,
                 settle,
+                select: &self.select,
                 dry: mode == Mode::DryRun,
                 events,
             }
@@ -318,7 +325,7 @@ impl Pass<'_> {
             self.ledger.set_as_of(self.hub.hub_id, self.hub_now().plus_ms(-age))?;
         }
         let (_, end) = self.reconcile(&[], results).await?;
-        if end == End::Done && results.stopped_by.is_none() {
+        if end == End::Done && results.stopped_by.is_none() && !results.is_partial() {
             self.ledger.set_last_success(self.hub.hub_id, self.edge.now())?;
         }
         Ok(end)

@@ -21,6 +21,7 @@ use crate::ledger::{Change, Ledger, StatRow};
 use crate::look::{Looked, lies_still, look};
 use crate::plan::{self, Look, State, Step};
 use crate::push::Event;
+use crate::select::Select;
 
 pub use walk::Ignored;
 use walk::Visit;
@@ -49,6 +50,8 @@ pub struct ScanReport {
     /// Files and folders that could not be read, named.
     pub unreadable: Vec<Unreadable>,
     pub hashed_bytes: u64,
+    /// Files were left out that are still to come.
+    pub is_partial: bool,
     /// Nothing was written to the ledger.
     pub is_dry: bool,
 }
@@ -69,7 +72,7 @@ pub struct HeldBack {
 impl ScanReport {
     /// Whether everything below the source was seen.
     pub fn is_complete(&self) -> bool {
-        self.unreadable.is_empty() && self.not_settled == 0
+        self.unreadable.is_empty() && self.not_settled == 0 && !self.is_partial
     }
 
     pub fn state(&self, state: State) -> u64 {
@@ -106,6 +109,7 @@ pub struct Scanner<'a> {
     pub ledger: &'a mut Ledger,
     pub edge: &'a Edge,
     pub settle: Duration,
+    pub select: &'a Select,
     pub dry: bool,
     pub events: &'a (dyn Fn(Event) + Sync),
 }
@@ -114,7 +118,11 @@ impl Scanner<'_> {
     /// One scan; waits once for files that were too young.
     pub fn scan(self) -> Result<ScanReport, Error> {
         let mut run = Run {
-            report: ScanReport { is_dry: self.dry, ..ScanReport::default() },
+            report: ScanReport {
+                is_dry: self.dry,
+                is_partial: self.select.is_partial(),
+                ..ScanReport::default()
+            },
             waiting: Vec::new(),
             written: Instant::now(),
             youngest: Instant::now(),
@@ -147,6 +155,9 @@ impl Run<'_> {
                 self.report.discovered += 1;
                 self.report.skip(path, code);
                 self.let_go(path)?;
+            }
+            Visit::File { path, .. } if !self.scanner.select.takes(path) => {
+                *self.report.ignored.entry("excluded").or_default() += 1;
             }
             Visit::Unreadable { path, error } => self.report.cannot_read(path, &error),
             Visit::File { path, stat } => {

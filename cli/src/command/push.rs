@@ -24,8 +24,9 @@ pub async fn run(context: &Context, args: &PushArgs) -> anyhow::Result<u8> {
         bandwidth: args.bandwidth,
         budget: args.budget,
     };
-    let options = Options { mode, limits };
-    let report = push::push(&state, &edge(), options, &|event| show(&bar, &event)).await;
+    let (include, exclude) = (args.include.clone(), args.exclude.clone());
+    let options = Options { mode, include, exclude, limits };
+    let report = push::push(&state, &edge(), &options, &|event| show(&bar, &event)).await;
     bar.finish_and_clear();
     let report = report?;
     if context.global.json {

@@ -44,7 +44,7 @@ const fn optional(
     Key { file, name, environment, default: "", example, says }
 }
 
-pub const KEYS: [Key; 16] = [
+pub const KEYS: [Key; 18] = [
     key(
         File::Barque,
         "spoke.state",
@@ -121,6 +121,20 @@ pub const KEYS: [Key; 16] = [
         None,
         "\"32MiB\"",
         "Files over this size go in pieces, and go on where they broke off; at most 32MiB.",
+    ),
+    optional(
+        File::Spoke,
+        "include",
+        None,
+        "[\"alarms/**\"]",
+        "Globs of paths to ship, all when there is none; `*` stays within a folder, `**` does not.",
+    ),
+    optional(
+        File::Spoke,
+        "exclude",
+        None,
+        "[\"**/debug/**\"]",
+        "Globs of paths that are never shipped.",
     ),
     optional(
         File::Spoke,

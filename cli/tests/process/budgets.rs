@@ -13,6 +13,7 @@ pub fn trials() -> Vec<Trial> {
         trial!(a_pass_sends_no_more_than_it_may_and_the_next_ones_bring_the_rest),
         trial!(a_budget_of_a_day_counts_over_passes_and_restarts),
         trial!(a_pass_ends_when_its_time_is_over_and_loses_nothing),
+        trial!(globs_choose_what_is_shipped_now_and_at_all),
         trial!(a_pace_is_kept_in_small_steps),
     ]
 }
@@ -116,4 +117,29 @@ fn a_pace_is_kept_in_small_steps() {
     let pass = pass_of(push.wait_with_output().unwrap());
     assert_eq!((pass.code, pass.count("sent")), (0, 1), "{pass:?}");
     assert!(started.elapsed() > Duration::from_millis(2_900));
+}
+
+fn globs_choose_what_is_shipped_now_and_at_all() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    for folder in ["alarms/m", "factory/m", "factory/debug"] {
+        spoke.put(&format!("{folder}/2024/03/31/02/f.parquet"), &sized(folder.len() as u64, 1_000));
+    }
+    spoke.edit_config("settle = \"50ms\"", "settle = \"50ms\"\nexclude = [\"**/debug/**\"]");
+    // Alarms first, over a dear link.
+    let first = push_with(&spoke, &["--include", "alarms/**"]);
+    assert_eq!(
+        (first.code, first.count("sent"), first.count("discovered")),
+        (0, 1, 1),
+        "{first:?}"
+    );
+    assert_eq!(first.report["ignored_by"]["excluded"], 2);
+    let all = push_with(&spoke, &[]);
+    assert_eq!((all.code, all.count("sent"), all.count("present")), (0, 1, 1), "{all:?}");
+    assert_eq!(all.report["ignored_by"]["excluded"], 1);
+    assert!(!site.landing().join("s/factory/debug").exists());
+    let wrong = spoke.push_command().args(["--include", "["]).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("no glob"));
 }

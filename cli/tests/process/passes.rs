@@ -434,6 +434,15 @@ fn every_change_is_listed_once_by_position_and_a_cursor_outside_is_gone() {
     assert_eq!(seen, site.manifest().into_keys().collect::<Vec<_>>());
     let gone = get("/api/v1/changes?after=6");
     assert_eq!((gone.status, gone.code().as_str()), (410, "above_head"));
+    // As if the oldest changes had been trimmed.
+    let database = rusqlite::Connection::open(site.path().join("hub/manifest.db")).unwrap();
+    database.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
+    database
+        .execute("INSERT OR REPLACE INTO counters (name, value) VALUES ('horizon', 3)", [])
+        .unwrap();
+    let gone = get("/api/v1/changes?after=2");
+    assert_eq!((gone.status, gone.code().as_str()), (410, "below_horizon"));
+    assert_eq!(get("/api/v1/changes?after=3").status, 200);
     assert_eq!(get("/api/v1/changes?after=x").code(), "query_malformed");
     assert_eq!(crate::http::call(&hub.address, "GET", "/api/v1/changes", None, b"").status, 401);
 }

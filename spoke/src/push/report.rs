@@ -183,6 +183,11 @@ impl Results {
         self.scan.is_complete()
     }
 
+    /// Whether files were left out that are still to come.
+    pub(super) fn is_partial(&self) -> bool {
+        self.scan.is_partial
+    }
+
     /// A file that the scan had counted as pending was held back after all.
     pub(super) fn skipped(&mut self, path: &str, code: &str) {
         self.scan.skip(path, code);

@@ -47,6 +47,7 @@ impl Bench {
             ledger: &mut self.ledger,
             edge: &edge,
             settle,
+            select: &Select::default(),
             dry: false,
             events: &|_| (),
         }
