@@ -11,14 +11,14 @@ use barque_bundle::wire::{
 };
 use barque_bundle::{
     ErrorKind, FilePath, LandedName, Outcome, OutcomeLine, Ranges, Receipt, SeriesId, Sha256Digest,
-    SpokeId,
+    SpokeId, Timestamp,
 };
 use rusqlite::Connection;
 
 use crate::command::{CheckIn, Operation, OperationReply};
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, UploadRow};
 use crate::manifest::query::{self, FileState};
 use crate::registry::Caller;
 
@@ -63,11 +63,11 @@ pub async fn reconcile(
     let mut report = request.status;
     report.version = report.version.chars().take(VERSION_MAX).collect();
     let series = request.series;
-    let ledger = parts.ledger.clone();
+    let (ledger, now) = (parts.ledger.clone(), (parts.clock)());
     let sorted = parts
         .readers
         .read_async(move |c| {
-            let kept = kept(&ledger, &spoke, &entries)?;
+            let kept = kept(&ledger, &spoke, &entries, now)?;
             let mut sorted = sort(c, &spoke, series, entries)?;
             let missing: HashSet<&str> = sorted.missing.iter().map(String::as_str).collect();
             sorted.kept = kept.into_iter().filter(|k| missing.contains(k.path.as_str())).collect();
@@ -133,16 +133,33 @@ fn require_size(request: &ReconcileRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// A part is touched again after so long, so that offering it keeps it.
+const TOUCHED_AFTER_MS: i64 = 3_600_000;
+
 /// Which of these this node has a part of; a few rows at the most.
-fn kept(ledger: &Ledger, spoke: &SpokeId, entries: &[WireEntry]) -> Result<Vec<KeptLine>, Error> {
-    let rows = ledger.uploads(Some(spoke))?.into_iter();
-    let parts: HashMap<(String, Sha256Digest), u64> =
-        rows.map(|r| ((r.key.path.to_string(), r.key.sha256), r.synced)).collect();
-    let of = |e: &WireEntry| {
-        let offset = *parts.get(&(e.path.clone(), e.sha256))?;
-        Some(KeptLine { path: e.path.clone(), offset })
-    };
-    Ok(if parts.is_empty() { Vec::new() } else { entries.iter().filter_map(of).collect() })
+fn kept(
+    ledger: &Ledger,
+    spoke: &SpokeId,
+    entries: &[WireEntry],
+    now: Timestamp,
+) -> Result<Vec<KeptLine>, Error> {
+    let parts: HashMap<(String, Sha256Digest), UploadRow> = ledger
+        .uploads(Some(spoke))?
+        .into_iter()
+        .map(|r| ((r.key.path.to_string(), r.key.sha256), r))
+        .collect();
+    let (mut kept, mut old) = (Vec::new(), Vec::new());
+    for e in entries.iter().filter(|_| !parts.is_empty()) {
+        let Some(row) = parts.get(&(e.path.clone(), e.sha256)) else { continue };
+        kept.push(KeptLine { path: e.path.clone(), offset: row.synced });
+        if now.since_ms(row.touched_at) > TOUCHED_AFTER_MS {
+            old.push(row.key.clone());
+        }
+    }
+    if !old.is_empty() {
+        ledger.touch_uploads(&old, now)?;
+    }
+    Ok(kept)
 }
 
 fn answer(

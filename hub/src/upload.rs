@@ -227,31 +227,45 @@ impl Uploads {
     }
 
     /// Opens the file, cut back to what was synced, and the hash of that. A file that is shorter
-    /// is none: it begins anew.
+    /// than its row says, or that is gone, is none: it begins anew.
     fn open_at_end(&self, held: &mut Held, row: &mut UploadRow) -> Result<(File, Hasher), Error> {
         let path = self.path(&row.key);
-        let warm = held.warm.take();
-        let open = || -> io::Result<(File, Hasher)> {
-            let mut file = open_partial(&path, row.synced == row.size_bytes)?;
-            let len = file.metadata()?.len();
-            if len < row.synced {
-                tracing::error!(path = %path.display(), len, synced = row.synced, "a partial file is shorter than it was");
-                row.synced = 0;
-                file = open_partial(&path, false)?;
-            }
-            if len > row.synced {
-                file.set_len(row.synced)?;
-            }
-            let hasher = match warm {
-                Some(warm) if warm.hasher.len() == row.synced && warm.file == identity(&file)? => {
-                    warm.hasher
-                }
-                _ => hash(&mut file, row.synced, || held.is_newest())?,
-            };
-            file.seek(SeekFrom::Start(row.synced))?;
-            Ok((file, hasher))
+        let failed = || Error::io("cannot open", &path);
+        let (mut file, len) = open_partial(&path, row.synced == row.size_bytes).map_err(failed())?;
+        if len < row.synced {
+            tracing::error!(path = %path.display(), len, synced = row.synced, "a partial file is shorter than it was");
+            self.discard(held, &row.key)?;
+            row.synced = 0;
+            self.ledger.put_upload(row)?;
+            (file, _) = open_partial(&path, false).map_err(failed())?;
+        } else if len > row.synced {
+            file.set_len(row.synced).map_err(failed())?;
+        }
+        let id = identity(&file).map_err(failed())?;
+        let mut hasher = match held.warm.take() {
+            Some(warm) if warm.hasher.len() <= row.synced && warm.file == id => warm.hasher,
+            _ => Hasher::new(),
         };
-        open().map_err(Error::io("cannot open", &path))
+        let hashed = hash_on(&mut file, &mut hasher, row.synced, || held.is_newest());
+        if let Err(e) = hashed {
+            // Whoever took over goes on from here.
+            *held.warm = Some(Warm { hasher, file: id });
+            return Err(failed()(e));
+        }
+        file.seek(SeekFrom::Start(row.synced)).map_err(failed())?;
+        Ok((file, hasher))
+    }
+
+    /// Removes the bytes of an upload; another name of them stays.
+    pub fn discard(&self, held: &mut Held, key: &UploadKey) -> Result<(), Error> {
+        *held.warm = None;
+        let path = self.path(key);
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(Error::io("cannot remove", path)(e))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Records only what is synced. A sync that fails condemns what it covered: the row stays as
@@ -308,14 +322,7 @@ impl Uploads {
 
     /// Forgets an upload and its bytes; the seat is given up last.
     pub fn forget(&self, mut held: Held, key: &UploadKey) -> Result<(), Error> {
-        *held.warm = None;
-        let path = self.path(key);
-        match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::io("cannot remove", path)(e));
-            }
-            _ => {}
-        }
+        self.discard(&mut held, key)?;
         self.ledger.remove_upload(key)
     }
 
@@ -364,14 +371,28 @@ impl Uploads {
     }
 }
 
-/// A whole file may have a second name that readers see: it is not written to any more.
-fn open_partial(path: &Path, is_whole: bool) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt as _;
-    if is_whole {
-        return File::open(path);
+/// The file and its length. One that is whole, or that has a second name, may be what readers see:
+/// it is not written to.
+fn open_partial(path: &Path, is_whole: bool) -> io::Result<(File, u64)> {
+    use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+    match File::open(path) {
+        Ok(file) => {
+            let m = file.metadata()?;
+            if is_whole {
+                return Ok((file, m.len()));
+            }
+            if m.nlink() > 1 {
+                std::fs::remove_file(path)?;
+            }
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
     }
     let mut options = File::options();
-    options.create(true).truncate(false).read(true).write(true).mode(0o600).open(path)
+    options.create(true).truncate(false).read(true).write(true).mode(0o600);
+    let file = options.open(path)?;
+    let len = file.metadata()?.len();
+    Ok((file, len))
 }
 
 /// Which file it is, whatever its name.
@@ -380,18 +401,22 @@ fn identity(file: &File) -> io::Result<(u64, u64)> {
     file.metadata().map(|m| (m.dev(), m.ino()))
 }
 
-/// The hash of the first `len` bytes.
-fn hash(file: &mut File, len: u64, may_go_on: impl Fn() -> bool) -> io::Result<Hasher> {
-    file.seek(SeekFrom::Start(0))?;
-    let mut hasher = Hasher::new();
+/// Hashes on to the first `len` bytes, from what was hashed already.
+fn hash_on(
+    file: &mut File,
+    hasher: &mut Hasher,
+    len: u64,
+    may_go_on: impl Fn() -> bool,
+) -> io::Result<()> {
+    file.seek(SeekFrom::Start(hasher.len()))?;
     let mut buffer = vec![0u8; BUFFER_BYTES];
-    let mut left = file.take(len);
+    let mut left = file.take(len - hasher.len());
     loop {
         if !may_go_on() {
             return Err(taken_over());
         }
         match left.read(&mut buffer)? {
-            0 if hasher.len() == len => return Ok(hasher),
+            0 if hasher.len() == len => return Ok(()),
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             n => hasher.update(&buffer[..n]),
         }

@@ -37,6 +37,8 @@ pub use report::{Conflict, Failure, NEEDS_A_PERSON, PushReport};
 
 /// Files offered in one request.
 const PAGE: usize = 2_000;
+/// How long after its deadline a pass may still say how it stands.
+const GRACE: Duration = Duration::from_secs(15);
 /// How often a pass starts over because the hub is another than it was.
 const RESTARTS_MAX: u32 = 2;
 
@@ -151,7 +153,9 @@ async fn one_pass(
         );
     }
     let limits = options.limits.or(config.limits().map_err(Error::Usage)?);
-    let period = limits.budget.map(|b| b.per.name(edge.now()));
+    // In hub time, so that a local clock that jumps forgets nothing.
+    let offset_ms = ledger.hub(hub.hub_id)?.map_or(0, |h| h.clock_offset_ms);
+    let period = limits.budget.map(|b| b.per.name(edge.now().plus_ms(offset_ms)));
     let spent = period.map_or(Ok(0), |p| ledger.spent_in(&p))?;
     let opened = Opened {
         state,
@@ -211,7 +215,7 @@ impl Opened<'_> {
         let upload_above = config.upload_above().map_err(Error::Usage)?.0;
         let settle = config.settle_time().map_err(Error::Usage)?;
         let mut restarts = 0;
-        let (mut receipts, mut hub_reached) = (0, false);
+        let (mut carried, mut hub_reached) = ((0, 0), false);
         loop {
             let scan_started = Instant::now();
             let scan = Scanner {
@@ -227,7 +231,7 @@ impl Opened<'_> {
                 events,
             }
             .scan()?;
-            let mut results = Results::new(scan, receipts);
+            let mut results = Results::new(scan, carried);
             results.hub_reached = hub_reached;
             if mode == Mode::Real {
                 let client = client(identity, hub, ledger, edge, self.pace.clone())?;
@@ -254,7 +258,8 @@ impl Opened<'_> {
                 let outcome = pass.run(&mut results).await;
                 if matches!(outcome, Ok(End::StartOver)) && restarts < RESTARTS_MAX {
                     restarts += 1;
-                    (receipts, hub_reached) = (results.receipts, results.hub_reached);
+                    carried = (results.receipts, results.wire_bytes());
+                    hub_reached = results.hub_reached;
                     continue;
                 }
                 results.take_outcome(outcome)?;
@@ -305,7 +310,8 @@ impl Pass<'_> {
         loop {
             let page = self.ledger.pending_page(self.hub.hub_id, &after, PAGE)?;
             let Some(last) = page.last() else { break };
-            if self.is_used_up(results) {
+            // Offering goes on, so that what the hub keeps of a file is not forgotten; time does not.
+            if self.is_used_up(results) && self.is_time_up() {
                 break;
             }
             after = last.page_key();
@@ -339,6 +345,10 @@ impl Pass<'_> {
             self.bodies_end = true;
         }
         word.is_some()
+    }
+
+    fn is_time_up(&self) -> bool {
+        self.allowance.deadline().is_some_and(|d| Instant::now() >= d)
     }
 
     fn hub_now(&self) -> barque_bundle::Timestamp {
@@ -449,7 +459,15 @@ impl Pass<'_> {
     ) -> Result<(ReconcileResponse, End), Stop> {
         loop {
             let request = self.request(entries)?;
-            match self.client.reconcile(&request).await {
+            let call = self.client.reconcile(&request);
+            let answer = match self.allowance.deadline() {
+                // The check-in may come a little late.
+                Some(at) => tokio::time::timeout_at((at + GRACE).into(), call)
+                    .await
+                    .unwrap_or(Err(CallError::TimeIsUp)),
+                None => call.await,
+            };
+            match answer {
                 Ok((response, receipt)) => {
                     self.faults = 0;
                     results.hub_reached = true;
@@ -539,7 +557,7 @@ impl Pass<'_> {
             return Err(Stop::Fatal(error));
         }
         self.faults += 1;
-        if self.faults >= fault::IN_A_ROW_MAX {
+        if self.faults >= fault::IN_A_ROW_MAX || self.is_time_up() {
             return Err(Stop::HubNotReached(error));
         }
         self.pause(&error, self.faults).await;

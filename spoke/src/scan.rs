@@ -158,6 +158,10 @@ impl Run<'_> {
             }
             Visit::File { path, .. } if !self.scanner.select.takes(path) => {
                 *self.report.ignored.entry("excluded").or_default() += 1;
+                // What is not shipped at all any more does not wait either.
+                if !self.scanner.select.is_partial() {
+                    self.let_go(path)?;
+                }
             }
             Visit::Unreadable { path, error } => self.report.cannot_read(path, &error),
             Visit::File { path, stat } => {

@@ -67,7 +67,8 @@ fn kills_of_either_side_in_the_middle_of_an_upload_change_nothing() {
         let name = format!("d/m/2024/03/31/{round:02}/large.parquet");
         spoke.put(&name, &sized(round, BYTES));
         let mut push = spoke.start_push();
-        let until = random(&mut seed, BYTES as u64);
+        let before: u64 = partials(&site).into_iter().sum();
+        let until = before + random(&mut seed, BYTES as u64);
         let reached = || partials(&site).into_iter().sum::<u64>() >= until;
         while !reached() && push.try_wait().unwrap().is_none() {
             std::thread::yield_now();

@@ -60,7 +60,7 @@ pub async fn create(
 /// The row of an upload that is opened, as far as its bytes have come.
 fn begin_row(
     parts: &Arc<Parts>,
-    held: Held,
+    mut held: Held,
     key: UploadKey,
     upload: UploadBundle,
 ) -> Result<UploadRow, Error> {
@@ -75,7 +75,12 @@ fn begin_row(
         parts.uploads.make_room(&key)?;
     }
     let size_bytes = upload.entry.size_bytes;
-    let synced = known.filter(|k| k.size_bytes == size_bytes).map_or(0, |k| k.synced);
+    let is_same = |k: &UploadRow| k.size_bytes == size_bytes;
+    // Bytes that were declared otherwise go; nothing is cut that may have become a file meanwhile.
+    if known.as_ref().is_some_and(|k| !is_same(k)) {
+        parts.uploads.discard(&mut held, &key)?;
+    }
+    let synced = known.filter(is_same).map_or(0, |k| k.synced);
     // Refused now rather than in the middle.
     drop(Reserved::take(parts, size_bytes.saturating_sub(synced))?);
     let touched_at = (parts.clock)();

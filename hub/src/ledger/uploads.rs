@@ -119,6 +119,28 @@ impl Ledger {
             .map_err(wrap())
     }
 
+    /// Notes that the spoke still has these files in mind.
+    pub fn touch_uploads(&self, keys: &[UploadKey], at: Timestamp) -> Result<(), Error> {
+        let mut c = self.lock();
+        let tx = c.transaction().map_err(wrap())?;
+        for key in keys {
+            tx.prepare_cached(
+                "UPDATE uploads SET touched_at = ?4
+                 WHERE spoke_id = ?1 AND path = ?2 AND sha256 = ?3",
+            )
+            .and_then(|mut s| {
+                s.execute(params![
+                    key.spoke_id.as_str(),
+                    key.path.as_str(),
+                    key.sha256.as_bytes(),
+                    at.unix_ms()
+                ])
+            })
+            .map_err(wrap())?;
+        }
+        tx.commit().map_err(wrap())
+    }
+
     pub fn remove_upload(&self, key: &UploadKey) -> Result<(), Error> {
         self.lock()
             .execute(

@@ -158,7 +158,8 @@ pub(super) struct Results {
 }
 
 impl Results {
-    pub(super) fn new(scan: ScanReport, receipts: u64) -> Self {
+    /// Receipts and bytes of bodies carry over from a part of the pass that started over.
+    pub(super) fn new(scan: ScanReport, (receipts, wire_bytes): (u64, u64)) -> Self {
         Self {
             scan,
             present: 0,
@@ -170,7 +171,7 @@ impl Results {
             met_late: 0,
             receipts,
             hub_reached: false,
-            wire_bytes: 0,
+            wire_bytes,
             resumed: Vec::new(),
             stopped_by: None,
             is_refused: false,
@@ -209,8 +210,11 @@ impl Results {
 
     /// A limit that the caller set is reached: what is left waits, and nobody has to act.
     pub(super) fn used_up(&mut self, word: &str) {
-        self.stopped_by = Some(word.to_owned());
-        self.is_used_up = true;
+        // What a person or time has to mend is not hidden behind it.
+        if self.stopped_by.is_none() {
+            self.stopped_by = Some(word.to_owned());
+            self.is_used_up = true;
+        }
     }
 
     pub(super) fn moved(&mut self, event: &Event) {
@@ -267,6 +271,7 @@ impl Results {
                 (e.code().to_owned(), e)
             }
         };
+        self.is_used_up = false;
         self.stopped_by = Some(stopped_by);
         self.error = Some(error);
         Ok(())
@@ -382,7 +387,7 @@ mod tests {
         scan.states.insert(State::Pending, 7);
         scan.states.remove(&State::Skipped);
         scan.states.remove(&State::InFlight);
-        let mut results = Results::new(scan, 0);
+        let mut results = Results::new(scan, (0, 0));
         for outcome in Outcome::ALL {
             let path = format!("{}.parquet", outcome.as_str()).parse().unwrap();
             results.settled(&OutcomeLine::new(path, Sha256Digest::of(b""), outcome, 1), 5);

@@ -131,9 +131,6 @@ impl Pass<'_> {
             let Some(error) = self.send_once(&rows, results).await? else {
                 return Ok(Bundle::Through);
             };
-            if self.is_used_up(results) {
-                return Ok(Bundle::Through);
-            }
             match fault::classify_bundle(&error) {
                 Fault::Fatal => return Err(Stop::Fatal(error)),
                 Fault::Space => {
@@ -141,6 +138,9 @@ impl Pass<'_> {
                     return Ok(Bundle::Through);
                 }
                 Fault::Link => {}
+            }
+            if self.is_used_up(results) {
+                return Ok(Bundle::Through);
             }
             breaks += 1;
             self.breaks_in_a_row += 1;
@@ -161,7 +161,13 @@ impl Pass<'_> {
                 breaks = 0;
                 self.breaks_in_a_row = 0;
             }
-            rows = missing;
+            let (fit, beyond) = self.affordable(missing, results);
+            if !beyond.is_empty() {
+                // Sent twice is paid twice.
+                results.used_up("max_bytes");
+                self.bodies_end = true;
+            }
+            rows = fit;
             if rows.is_empty() {
                 return Ok(Bundle::Through);
             }
@@ -230,7 +236,7 @@ impl Pass<'_> {
         );
         let before = results.wire_bytes();
         let sent = self.transmit(&header, parcels, results).await;
-        self.ledger.add_spent(self.edge.now(), results.wire_bytes() - before)?;
+        self.ledger.add_spent(self.hub_now(), results.wire_bytes() - before)?;
         match sent {
             Ok(sent) => self.take_receipt(bundle_id, &sent, results),
             Err(e) => {

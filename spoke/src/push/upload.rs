@@ -16,6 +16,9 @@ use crate::ledger::FileRow;
 /// Breaks in a row, over all uploads and without anything brought on, after which it is the link.
 const UPLOAD_BREAKS_MAX: u32 = 9;
 
+/// Bytes between two notes of what was spent, while a limit is set.
+const NOTED_BYTES: u64 = 64 * 1024 * 1024;
+
 impl Pass<'_> {
     /// Uploads a file; a broken connection costs only what the hub did not keep.
     pub(super) async fn upload(
@@ -27,7 +30,7 @@ impl Pass<'_> {
         let bundle_id = BundleId::new(self.hub_now(), self.edge.id_bytes());
         // One bundle for all tries: the hub hears the same again after a lost answer.
         let header = self.header(bundle_id, std::slice::from_ref(&row))?;
-        let (mut breaks, mut best) = (0, 0);
+        let (mut breaks, mut best) = (0, None);
         loop {
             let Some(row) = self.still_there(vec![row.clone()], results)?.pop() else {
                 return Ok(Bundle::Through);
@@ -37,17 +40,13 @@ impl Pass<'_> {
                 return Ok(Bundle::Through);
             }
             self.ledger.depart(hub_id, bundle_id, &[&row.path], self.edge.now())?;
-            let (mut reached, before) = (0, results.wire_bytes());
+            let mut reached = 0;
             let tried = self.upload_once(&header, &row, &mut reached, results).await;
-            self.ledger.add_spent(self.edge.now(), results.wire_bytes() - before)?;
             let Some(error) = tried? else {
                 self.upload_breaks = 0;
                 return Ok(Bundle::Through);
             };
             self.ledger.give_back(hub_id, bundle_id, self.edge.now())?;
-            if self.is_used_up(results) {
-                return Ok(Bundle::Through);
-            }
             match fault::classify_upload(&error) {
                 Fault::Fatal => return Err(Stop::Fatal(error)),
                 Fault::Space => {
@@ -56,11 +55,14 @@ impl Pass<'_> {
                 }
                 Fault::Link => {}
             }
-            // A try that brought the file on is no failure: the link is like that.
-            if reached > best {
-                (breaks, best) = (0, reached);
-                self.upload_breaks = 0;
+            if self.is_used_up(results) {
+                return Ok(Bundle::Through);
             }
+            // A try that brought the file on is no failure: the link is like that.
+            if best.is_some_and(|b| reached > b) {
+                (breaks, self.upload_breaks) = (0, 0);
+            }
+            best = best.max(Some(reached));
             breaks += 1;
             self.upload_breaks += 1;
             let is_busy = fault::is_busy(&error);
@@ -101,7 +103,11 @@ impl Pass<'_> {
     ) -> Result<Option<Box<Sent>>, CallError> {
         let Some(entry) = row.entry() else { return Ok(None) };
         let size = entry.size_bytes;
-        let mut at = self.client.open_upload(header, &entry).await?;
+        let opening = self.client.open_upload(header, &entry);
+        let mut at = tokio::select! {
+            opened = opening => opened?,
+            () = self.deadline() => return Err(CallError::TimeIsUp),
+        };
         if let Reached::Offset(offset @ 1..) = at {
             results.resumed(&row.path, offset);
             (self.events)(Event::SentBytes(offset));
@@ -117,9 +123,11 @@ impl Pass<'_> {
                 // The whole file is there: the last piece is empty and costs nothing.
                 _ if from == size => size,
                 Some(0) => return Err(CallError::TimeIsUp),
-                Some(left) => size.min(from.saturating_add(left)),
+                // In pieces, so that what is spent is noted also when this process is killed.
+                Some(left) => size.min(from.saturating_add(left.min(NOTED_BYTES))),
                 None => size,
             };
+            let before = results.wire_bytes();
             let piece = Piece { parcel, from, to };
             let source = Arc::clone(&self.source);
             let (told, mut tell) = tokio::sync::mpsc::unbounded_channel();
@@ -140,6 +148,10 @@ impl Pass<'_> {
             };
             while let Ok(event) = tell.try_recv() {
                 results.moved(&event);
+            }
+            let spent = results.wire_bytes() - before;
+            if let Err(e) = self.ledger.add_spent(self.hub_now(), spent) {
+                tracing::warn!(error = %crate::error::chain(&e), "what was spent is not noted");
             }
             at = answer.inspect_err(|e| {
                 if let CallError::Refused(p) = e {
