@@ -154,7 +154,7 @@ impl Error {
     }
 }
 
-/// The hub cannot write for now.
+/// The refusal while a file system of the hub is read-only.
 pub fn read_only() -> Refusal {
     Refusal::new(
         ErrorKind::Unavailable,
