@@ -99,8 +99,8 @@ pub async fn look(
     let (head, _) = request.into_parts();
     let caller = identify(&parts, &head).await?;
     let row = known(&parts, &caller, &id).await?;
-    let _held = parts.uploads.hold(&row.key).await?;
-    Ok(progress(StatusCode::NO_CONTENT, &known(&parts, &caller, &id).await?))
+    let (_held, row) = seat(&parts, &caller, &id, row).await?;
+    Ok(progress(StatusCode::NO_CONTENT, &row))
 }
 
 /// Gives an upload up: its bytes are deleted.
@@ -112,7 +112,7 @@ pub async fn cancel(
     let (head, _) = request.into_parts();
     let caller = identify(&parts, &head).await?;
     let row = known(&parts, &caller, &id).await?;
-    let held = parts.uploads.hold(&row.key).await?;
+    let (held, row) = seat(&parts, &caller, &id, row).await?;
     on_disk(&parts, move |parts| parts.uploads.forget(held, &row.key)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -184,10 +184,19 @@ async fn begin(parts: &Arc<Parts>, head: &request::Parts, id: &str) -> Result<Be
     let asked = asked(&head.headers)?;
     let row = known(parts, &caller, id).await?;
     let permit = super::sync::stream_permit(parts)?;
-    let held = parts.uploads.hold(&row.key).await?;
-    // As an older request that has ended now left it.
-    let row = known(parts, &caller, id).await?;
+    let (held, row) = seat(parts, &caller, id, row).await?;
     Ok((held, row, asked, permit))
+}
+
+/// The only seat at an upload, and its row as the older request that had to leave left it.
+async fn seat(
+    parts: &Arc<Parts>,
+    caller: &Caller,
+    id: &str,
+    row: UploadRow,
+) -> Result<(Held, UploadRow), Error> {
+    let held = parts.uploads.hold(&row.key).await?;
+    Ok((held, known(parts, caller, id).await?))
 }
 
 fn asked(headers: &HeaderMap) -> Result<Asked, Refusal> {
