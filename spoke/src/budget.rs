@@ -101,6 +101,12 @@ impl Allowance {
         all.into_iter().flatten().map(|b| b.saturating_sub(gone)).min()
     }
 
+    /// Which limit on bytes ends first, in the word that [`Allowance::is_used_up`] has for it.
+    pub fn tighter(&self) -> &'static str {
+        let budget = self.budget_bytes.unwrap_or(u64::MAX);
+        if self.max_bytes.is_some_and(|b| b <= budget) { "max_bytes" } else { "budget" }
+    }
+
     /// Why no more may go, in one word; none while it may.
     pub fn is_used_up(&self, gone: u64, now: Instant) -> Option<&'static str> {
         if self.deadline.is_some_and(|d| now >= d) {
@@ -158,6 +164,7 @@ mod tests {
         let a = Allowance::new(&limits, start, 90);
         assert_eq!((a.left(0), a.left(30), a.left(99)), (Some(60), Some(30), Some(0)));
         assert_eq!(a.is_used_up(59, start), None);
+        assert_eq!(a.tighter(), "budget");
         assert_eq!(a.is_used_up(60, start), Some("budget"));
         assert_eq!(a.is_used_up(100, start), Some("max_bytes"));
         assert_eq!(a.is_used_up(0, start + Duration::from_secs(10)), Some("max_duration"));

@@ -131,17 +131,10 @@ impl Pass<'_> {
             let Some(error) = self.send_once(&rows, results).await? else {
                 return Ok(Bundle::Through);
             };
-            match fault::classify_bundle(&error) {
-                Fault::Fatal => return Err(Stop::Fatal(error)),
-                Fault::Space => {
-                    self.hub_is_full(error, results);
-                    return Ok(Bundle::Through);
-                }
-                Fault::Link => {}
-            }
-            if self.is_used_up(results) {
+            let fault = fault::classify_bundle(&error);
+            let Some(error) = self.worth_another_try(fault, error, results)? else {
                 return Ok(Bundle::Through);
-            }
+            };
             breaks += 1;
             self.breaks_in_a_row += 1;
             self.pause(&error, breaks).await;
@@ -164,7 +157,7 @@ impl Pass<'_> {
             let (fit, beyond) = self.affordable(missing, results);
             if !beyond.is_empty() {
                 // Sent twice is paid twice.
-                results.used_up("max_bytes");
+                results.used_up(self.allowance.tighter());
                 self.bodies_end = true;
             }
             rows = fit;
@@ -184,6 +177,24 @@ impl Pass<'_> {
             }
         }
         Ok(Bundle::Through)
+    }
+
+    /// The error again if sending may go on after it, nothing if bodies end with it.
+    pub(super) fn worth_another_try(
+        &mut self,
+        fault: Fault,
+        error: CallError,
+        results: &mut Results,
+    ) -> Result<Option<CallError>, Stop> {
+        match fault {
+            Fault::Fatal => return Err(Stop::Fatal(error)),
+            Fault::Space => {
+                self.hub_is_full(error, results);
+                return Ok(None);
+            }
+            Fault::Link => {}
+        }
+        Ok((!self.is_used_up(results)).then_some(error))
     }
 
     /// Bodies end for this pass; offering goes on.

@@ -9,7 +9,6 @@ use barque_bundle::{BundleId, Header};
 use super::send::{BREAKS_MAX, Bundle};
 use super::{Event, Pass, Results, Stop, fault};
 use crate::error::Error;
-use crate::fault::Fault;
 use crate::hub_client::{CallError, Parcel, Piece, Reached, Sent};
 use crate::ledger::FileRow;
 
@@ -47,17 +46,10 @@ impl Pass<'_> {
                 return Ok(Bundle::Through);
             };
             self.ledger.give_back(hub_id, bundle_id, self.edge.now())?;
-            match fault::classify_upload(&error) {
-                Fault::Fatal => return Err(Stop::Fatal(error)),
-                Fault::Space => {
-                    self.hub_is_full(error, results);
-                    return Ok(Bundle::Through);
-                }
-                Fault::Link => {}
-            }
-            if self.is_used_up(results) {
+            let fault = fault::classify_upload(&error);
+            let Some(error) = self.worth_another_try(fault, error, results)? else {
                 return Ok(Bundle::Through);
-            }
+            };
             // A try that brought the file on is no failure: the link is like that.
             if best.is_some_and(|b| reached > b) {
                 (breaks, self.upload_breaks) = (0, 0);
