@@ -125,6 +125,10 @@ pub struct ReconcileResponse {
     pub wanted: Vec<Wanted>,
     /// The highest `seq_head` of this series that the hub had seen before.
     pub seen: u64,
+    /// This series was replaced by this one, and is in use all the same: two machines push with
+    /// one state folder. Open a series that replaces it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forked: Option<SeriesId>,
     pub hub_time: Timestamp,
     pub hub_epoch: HubEpoch,
     pub position: u64,
@@ -309,6 +313,9 @@ pub struct SpokeLine {
     pub files: u64,
     pub bytes: u64,
     pub report: SpokeReport,
+    /// When two machines were last seen to push with one state folder (`forked_series`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forked_at: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use barque_bundle::quantity::{ByteRate, parse_duration};
+use barque_bundle::quantity::parse_duration;
 use barque_bundle::wire::Role;
-use barque_bundle::{ByteSize, SpokeId};
+use barque_bundle::{ByteSize, HubId, SpokeId};
 use barque_spoke::budget::Budget;
+use barque_spoke::timetable::Timetable;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 /// Carries immutable Parquet files from edge machines to a central hub, and loses none.
@@ -48,7 +49,7 @@ pub enum LogFormat {
 pub enum Command {
     /// Ship what the hub lacks: scan, offer, send, and keep the hub's receipts
     #[command(
-        after_help = "Example (cron, every ten minutes):\n  */10 * * * *  barque push --quiet --state /var/lib/barque/spoke\n\nExit codes: 0 nothing needs a person, 3 a file does, 7 another pass runs, 75 hub not reached."
+        after_help = "Example (cron, every ten minutes):\n  */10 * * * *  barque push --quiet --splay 5m --state /var/lib/barque/spoke\nor as a daemon:\n  barque push --watch --state /var/lib/barque/spoke\n\nExit codes: 0 nothing needs a person, 3 a file does, 7 another pass runs, 75 hub not reached."
     )]
     Push(PushArgs),
     /// Show how this spoke stands with its hub; works without a network
@@ -97,7 +98,10 @@ impl Command {
 
     /// Whether the command ends in its own way on a signal.
     pub fn handles_signals(&self) -> bool {
-        matches!(self, Self::Hub { verb: HubVerb::Serve(_) })
+        matches!(
+            self,
+            Self::Hub { verb: HubVerb::Serve(_) } | Self::Push(PushArgs { watch: true, .. })
+        )
     }
 }
 
@@ -121,9 +125,10 @@ pub struct PushArgs {
     /// Leave out paths that match this glob in this pass; may come often
     #[arg(long, value_name = "GLOB")]
     pub exclude: Vec<String>,
-    /// Send at most so fast, such as 2MB/s or 5Mbit/s [default: as spoke.toml says, else no limit]
+    /// Send at most so fast, such as 2MB/s or 5Mbit/s, or by the week in UTC, such as
+    /// '08:00,512kB/s 18:00,off Sat-00:00,off' [default: as spoke.toml says, else no limit]
     #[arg(long, env = "BARQUE_BANDWIDTH", value_name = "RATE")]
-    pub bandwidth: Option<ByteRate>,
+    pub bandwidth: Option<Timetable>,
     /// End after so long, such as 10m; what is left waits for the next pass
     #[arg(long, env = "BARQUE_MAX_DURATION", value_name = "DURATION", value_parser = parse_duration)]
     pub max_duration: Option<Duration>,
@@ -133,6 +138,18 @@ pub struct PushArgs {
     /// Send at most so much in a day or month of UTC, such as 500MB/day or 10GB/month
     #[arg(long, env = "BARQUE_BUDGET", value_name = "BUDGET")]
     pub budget: Option<Budget>,
+    /// Push to this hub only; else to each that the spoke is enrolled at
+    #[arg(long, value_name = "HUB_ID")]
+    pub hub: Option<HubId>,
+    /// Wait for a random time up to this first, such as 10m, so that many do not come at once
+    #[arg(long, env = "BARQUE_SPLAY", value_name = "DURATION", value_parser = parse_duration)]
+    pub splay: Option<Duration>,
+    /// Go on: push when something changes, and look through the whole tree every --rescan
+    #[arg(long, conflicts_with = "dry_run")]
+    pub watch: bool,
+    /// How often a watching push looks through the whole tree
+    #[arg(long, default_value = "10m", value_name = "DURATION", value_parser = parse_duration, requires = "watch")]
+    pub rescan: Duration,
 }
 
 #[derive(ClapArgs, Debug)]
@@ -153,6 +170,9 @@ pub struct EnrollArgs {
     /// The tree of Parquet files to ship; it is only read
     #[arg(long, env = "BARQUE_SOURCE", value_name = "DIR")]
     pub source: Option<PathBuf>,
+    /// Become another spoke, whose name the token says: for a machine whose state folder is a copy
+    #[arg(long)]
+    pub new_identity: bool,
 }
 
 #[derive(Subcommand, Debug)]
@@ -170,6 +190,20 @@ pub enum LedgerVerb {
     /// Set files aside; a requeue undoes it
     #[command(after_help = "Example:\n  barque ledger dismiss --all conflict --state ./rocket")]
     Dismiss(LedgerArgs),
+    /// Set the ledger aside and begin a new one; the next push hashes the files and asks the hub
+    #[command(
+        after_help = "Example:\n  barque ledger rebuild --state ./rocket\n  barque push --state ./rocket    # sends nothing again that the hub holds"
+    )]
+    Rebuild(LedgerRebuildArgs),
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct LedgerRebuildArgs {
+    #[command(flatten)]
+    pub state: StateArgs,
+    /// Say what would be done; change nothing
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 #[derive(ClapArgs, Debug)]
@@ -194,6 +228,9 @@ pub struct LedgerArgs {
     /// All files in this state: conflict, failed, modified, dismissed, removed, skipped
     #[arg(long, value_name = "STATE", conflicts_with = "paths")]
     pub all: Option<String>,
+    /// For this hub only; else for each that the spoke is enrolled at
+    #[arg(long, value_name = "HUB_ID")]
+    pub hub: Option<HubId>,
     /// Say what would be done; change nothing
     #[arg(long)]
     pub dry_run: bool,

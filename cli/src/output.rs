@@ -30,6 +30,11 @@ pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Prints a value as JSON on one line.
+pub fn json_line(value: &impl Serialize) {
+    line(&serde_json::to_string(value).unwrap_or_default());
+}
+
 /// One line of data.
 pub fn line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");

@@ -248,6 +248,9 @@ pub enum OperationReply {
     CheckedIn {
         seen: u64,
         recorded: bool,
+        /// The series at the end of those that replaced this one.
+        #[serde(default)]
+        forked: Option<String>,
     },
 }
 

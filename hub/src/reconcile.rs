@@ -91,12 +91,12 @@ pub async fn reconcile(
         report,
     });
     let replies = parts.proposer.operations(None, vec![check_in]).await?;
-    let seen = match replies.first() {
+    let (seen, forked) = match replies.into_iter().next() {
         // Numbers that stand for other files here: as if higher ones had been seen.
-        Some(OperationReply::CheckedIn { seen, .. }) if clash => {
-            (*seen).max(request.seq_head.saturating_add(1))
+        Some(OperationReply::CheckedIn { seen, forked, .. }) if clash => {
+            (seen.max(request.seq_head.saturating_add(1)), forked)
         }
-        Some(OperationReply::CheckedIn { seen, .. }) => *seen,
+        Some(OperationReply::CheckedIn { seen, forked, .. }) => (seen, forked),
         _ => {
             return Err(Refusal::new(
                 ErrorKind::Forbidden,
@@ -106,6 +106,7 @@ pub async fn reconcile(
             .into());
         }
     };
+    let forked = fork(caller, series, forked);
     let spoke = caller.spoke_id.clone();
     let (wanted, position) = parts
         .readers
@@ -113,7 +114,21 @@ pub async fn reconcile(
             Ok((query::wanted(c, &spoke, WANTED_MAX)?, query::counter(c, "position")?))
         })
         .await?;
-    Ok(answer(parts, caller, sorted, body_sha256, wanted, seen, position))
+    let said = Said { wanted, seen, forked, position };
+    Ok(answer(parts, caller, sorted, body_sha256, said))
+}
+
+/// The series that a caller's was replaced by although it is in use, which an operator hears of.
+fn fork(caller: &Caller, series: SeriesId, newer: Option<String>) -> Option<SeriesId> {
+    let newer = newer?.parse().ok()?;
+    tracing::warn!(
+        spoke = %caller.spoke_id,
+        %series,
+        %newer,
+        "forked_series: two machines push with one state folder; give one of them an identity of \
+         its own: barque enroll --new-identity"
+    );
+    Some(newer)
 }
 
 /// Refuses a page over the limits.
@@ -162,14 +177,20 @@ fn kept(
     Ok(kept)
 }
 
+/// What an answer says beside the entries.
+struct Said {
+    wanted: Vec<Wanted>,
+    seen: u64,
+    forked: Option<SeriesId>,
+    position: u64,
+}
+
 fn answer(
     parts: &Parts,
     caller: &Caller,
     sorted: Sorted,
     body_sha256: Sha256Digest,
-    wanted: Vec<Wanted>,
-    seen: u64,
-    position: u64,
+    Said { wanted, seen, forked, position }: Said,
 ) -> ReconcileResponse {
     let hub_time = (parts.clock)();
     let hub_epoch = parts.epoch();
@@ -206,6 +227,7 @@ fn answer(
         kept: sorted.kept,
         wanted,
         seen,
+        forked,
         hub_time,
         hub_epoch,
         position,

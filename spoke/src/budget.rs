@@ -5,17 +5,21 @@ use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use barque_bundle::quantity::{ByteRate, QuantityError};
+use barque_bundle::quantity::QuantityError;
 use barque_bundle::{ByteSize, Timestamp};
+use tokio::sync::watch;
+
+use crate::push::STOP_GRACE;
+use crate::timetable::Timetable;
 
 /// What a caller allows a pass; nothing is limited unless it says so.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of bodies in this pass.
     pub max_bytes: Option<ByteSize>,
     /// From the start of the pass, the scan included.
     pub max_duration: Option<Duration>,
-    pub bandwidth: Option<ByteRate>,
+    pub bandwidth: Option<Timetable>,
     pub budget: Option<Budget>,
 }
 
@@ -73,9 +77,35 @@ impl FromStr for Budget {
     }
 }
 
+/// Tells a pass from outside to end; one that is never told when it is made by default.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Option<watch::Receiver<bool>>);
+
+impl Stop {
+    /// Ends what it is given to once the sender holds true.
+    pub fn new(told: watch::Receiver<bool>) -> Self {
+        Self(Some(told))
+    }
+
+    pub fn is_told(&self) -> bool {
+        self.0.as_ref().is_some_and(|s| *s.borrow())
+    }
+
+    /// Ends when it is told; never otherwise.
+    pub async fn told(&self) {
+        if let Some(told) = &self.0
+            && told.clone().wait_for(|s| *s).await.is_ok()
+        {
+            return;
+        }
+        std::future::pending().await
+    }
+}
+
 /// What a pass may still take.
 #[derive(Clone, Debug)]
 pub struct Allowance {
+    stop: Stop,
     deadline: Option<Instant>,
     max_bytes: Option<u64>,
     /// What is left of the day's or month's budget at the start of the pass.
@@ -83,16 +113,39 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    pub fn new(limits: &Limits, started: Instant, spent_in_period: u64) -> Self {
+    pub fn new(limits: &Limits, started: Instant, spent_in_period: u64, stop: Stop) -> Self {
         Self {
+            stop,
             deadline: limits.max_duration.and_then(|d| started.checked_add(d)),
             max_bytes: limits.max_bytes.map(|b| b.0),
             budget_bytes: limits.budget.map(|b| b.bytes.0.saturating_sub(spent_in_period)),
         }
     }
 
-    pub fn deadline(&self) -> Option<Instant> {
-        self.deadline
+    /// Ends when the pass may go on no longer, or so long after; never when it may.
+    pub fn over(&self, grace: Duration) -> impl Future<Output = ()> + use<> {
+        let (stop, deadline) = (self.stop.clone(), self.deadline);
+        async move {
+            let late = async {
+                match deadline {
+                    Some(at) => tokio::time::sleep_until((at + grace).into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let stopped = async {
+                stop.told().await;
+                tokio::time::sleep(grace.min(STOP_GRACE)).await;
+            };
+            tokio::select! {
+                () = late => {}
+                () = stopped => {}
+            }
+        }
+    }
+
+    /// Whether the pass may go on no longer, as far as time goes.
+    pub fn is_time_up(&self, now: Instant) -> bool {
+        self.stop.is_told() || self.deadline.is_some_and(|d| now >= d)
     }
 
     /// Bytes that may still go, given what went in this pass; none when nothing limits them.
@@ -109,6 +162,9 @@ impl Allowance {
 
     /// Why no more may go, in one word; none while it may.
     pub fn is_used_up(&self, gone: u64, now: Instant) -> Option<&'static str> {
+        if self.stop.is_told() {
+            return Some("stopped");
+        }
         if self.deadline.is_some_and(|d| now >= d) {
             return Some("max_duration");
         }
@@ -123,28 +179,38 @@ impl Allowance {
 pub const STEP_BYTES: usize = 4 * 1024;
 
 /// Lets bytes go at a rate, in small steps.
-#[derive(Debug)]
 pub struct Pace {
-    rate: ByteRate,
+    timetable: Timetable,
+    /// Hub time, as far as it is known.
+    clock: Box<dyn Fn() -> Timestamp + Send + Sync>,
     /// When the next step may go.
     next: Mutex<Option<Instant>>,
 }
 
 impl Pace {
-    pub fn new(rate: ByteRate) -> Self {
-        Self { rate, next: Mutex::default() }
+    pub fn new(
+        timetable: Timetable,
+        clock: impl Fn() -> Timestamp + Send + Sync + 'static,
+    ) -> Self {
+        Self { timetable, clock: Box::new(clock), next: Mutex::default() }
     }
 
-    /// Waits until so many bytes may go; idle time is not saved up.
-    pub fn wait(&self, bytes: usize) {
+    /// Waits until the next step of what is to go may go, and says how many bytes that is; idle
+    /// time is not saved up.
+    pub fn step(&self, bytes: usize) -> usize {
+        let Some(rate) = self.timetable.rate_at((self.clock)()) else {
+            return bytes;
+        };
+        let step = bytes.min(STEP_BYTES);
         let until = {
             let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
             let now = Instant::now();
             let at = next.unwrap_or(now).max(now);
-            *next = Some(at + self.rate.time_for(bytes as u64));
+            *next = Some(at + rate.time_for(step as u64));
             at
         };
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        step
     }
 }
 
@@ -161,14 +227,14 @@ mod tests {
             bandwidth: None,
             budget: Some("150B/day".parse().unwrap()),
         };
-        let a = Allowance::new(&limits, start, 90);
+        let a = Allowance::new(&limits, start, 90, Stop::default());
         assert_eq!((a.left(0), a.left(30), a.left(99)), (Some(60), Some(30), Some(0)));
         assert_eq!(a.is_used_up(59, start), None);
         assert_eq!(a.tighter(), "budget");
         assert_eq!(a.is_used_up(60, start), Some("budget"));
         assert_eq!(a.is_used_up(100, start), Some("max_bytes"));
         assert_eq!(a.is_used_up(0, start + Duration::from_secs(10)), Some("max_duration"));
-        let free = Allowance::new(&Limits::default(), start, 90);
+        let free = Allowance::new(&Limits::default(), start, 90, Stop::default());
         assert_eq!((free.left(u64::MAX), free.is_used_up(u64::MAX, start)), (None, None));
     }
 
@@ -186,12 +252,17 @@ mod tests {
 
     #[test]
     fn a_pace_lets_no_more_go_than_its_rate() {
-        let pace = Pace::new("1MB/s".parse().unwrap());
+        let saturday: Timestamp = "2024-03-30T12:00:00Z".parse().unwrap();
+        let pace = Pace::new("00:00,1MB/s Sun-00:00,off".parse().unwrap(), move || saturday);
         let start = Instant::now();
         for _ in 0..25 {
-            pace.wait(STEP_BYTES);
+            assert_eq!(pace.step(100_000), STEP_BYTES);
         }
         // The first step goes at once.
         assert!(start.elapsed() >= Duration::from_micros(24 * 4096));
+        let free = Pace::new("00:00,1MB/s Sun-00:00,off".parse().unwrap(), move || {
+            saturday.plus_ms(86_400_000)
+        });
+        assert_eq!(free.step(100_000), 100_000);
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::budget::Limits;
 use crate::error::Error;
+use crate::priority::{Priorities, Priority};
 use crate::select::Select;
 
 /// `spoke.toml`: written by `enroll`, read by `push`, so that cron needs no flags.
@@ -23,13 +24,16 @@ pub struct SpokeConfig {
     /// Files over this size go in pieces and go on where they broke off, such as `32MiB`.
     #[serde(default = "default_upload_above")]
     pub upload_above: String,
+    /// How long nothing may move on a connection before it is given up, such as `60s`.
+    #[serde(default = "default_stall")]
+    pub stall: String,
     /// Globs of paths to ship, such as `alarms/**`; all when there is none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub include: Vec<String>,
     /// Globs of paths that are never shipped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
-    /// Pace of bodies, such as `2MB/s` or `5Mbit/s`.
+    /// Pace of bodies, such as `2MB/s`, `5Mbit/s`, or a timetable `08:00,512kB/s 18:00,off`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<String>,
     /// Longest time of a pass, such as `10m`.
@@ -41,6 +45,9 @@ pub struct SpokeConfig {
     /// Most bytes of bodies in a day or month, such as `10GB/month`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<String>,
+    /// What goes first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub priority: Vec<Priority>,
     #[serde(default)]
     pub hubs: Vec<HubEntry>,
 }
@@ -58,6 +65,10 @@ fn default_settle() -> String {
     "2s".to_owned()
 }
 
+fn default_stall() -> String {
+    "60s".to_owned()
+}
+
 fn default_upload_above() -> String {
     "32MiB".to_owned()
 }
@@ -68,12 +79,14 @@ impl SpokeConfig {
             source,
             settle: default_settle(),
             upload_above: default_upload_above(),
+            stall: default_stall(),
             include: Vec::new(),
             exclude: Vec::new(),
             bandwidth: None,
             max_duration: None,
             max_bytes: None,
             budget: None,
+            priority: Vec::new(),
             hubs: Vec::new(),
         }
     }
@@ -93,10 +106,18 @@ impl SpokeConfig {
         };
         let config: Self = toml::from_str(&text)
             .map_err(|e| Error::Malformed { path: path.clone(), why: e.to_string() })?;
-        let checked =
-            config.settle_time().and_then(|_| config.upload_above()).and_then(|_| config.limits());
-        checked.map_err(|why| Error::Malformed { path, why })?;
+        config.check().map_err(|why| Error::Malformed { path, why })?;
         Ok(config)
+    }
+
+    /// Whether every value means something.
+    fn check(&self) -> Result<(), String> {
+        self.settle_time()?;
+        self.stall_time()?;
+        self.upload_above()?;
+        self.limits()?;
+        self.priorities()?;
+        self.select(&[], &[]).map(drop)
     }
 
     pub fn save(&self, state: &StateFolder) -> Result<(), Error> {
@@ -138,6 +159,28 @@ impl SpokeConfig {
         Select::new(include, &[&self.exclude, exclude].concat(), true)
     }
 
+    /// The hub that is asked for, or all of them.
+    pub fn hubs_named(&self, only: Option<HubId>) -> Result<Vec<&HubEntry>, String> {
+        let hubs: Vec<&HubEntry> =
+            self.hubs.iter().filter(|h| only.is_none_or(|id| id == h.hub_id)).collect();
+        match only {
+            Some(id) if hubs.is_empty() => Err(format!(
+                "this spoke is not enrolled at hub {id}; `barque status` names its hubs"
+            )),
+            _ => Ok(hubs),
+        }
+    }
+
+    pub fn priorities(&self) -> Result<Priorities, String> {
+        Priorities::new(&self.priority).map_err(|e| format!("priority: {e}"))
+    }
+
+    /// At least a second.
+    pub fn stall_time(&self) -> Result<Duration, String> {
+        let stall = parse_duration(&self.stall).map_err(|e| format!("stall: {e}"))?;
+        Ok(stall.max(Duration::from_secs(1)))
+    }
+
     pub fn settle_time(&self) -> Result<Duration, String> {
         parse_duration(&self.settle).map_err(|e| format!("settle: {e}"))
     }
@@ -162,6 +205,11 @@ impl StateFolder {
 
     pub fn identity(&self) -> PathBuf {
         self.0.join("identity.json")
+    }
+
+    /// An identity that a hub is being asked to take in place of the present one.
+    pub fn next_identity(&self) -> PathBuf {
+        self.0.join("identity.next.json")
     }
 
     pub fn config(&self) -> PathBuf {

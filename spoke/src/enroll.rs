@@ -14,6 +14,16 @@ use crate::ledger::Ledger;
 use crate::lock::Lock;
 use crate::pin::Times;
 
+/// As whom a state folder enrolls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// As the spoke that it is, or becomes.
+    AsBefore,
+    /// As another one: its state folder is a copy of that of another machine. Identity and ledger
+    /// are set aside once the hub has taken the new key.
+    Another,
+}
+
 /// Enrolls the state folder with a token; the same folder may come again with it (a lost reply).
 ///
 /// `source` is needed the first time.
@@ -21,39 +31,30 @@ pub async fn enroll(
     state: &StateFolder,
     token: &str,
     source: Option<&Path>,
+    who: Who,
     edge: &Edge,
 ) -> Result<EnrollResponse, Error> {
-    enroll_at_hub(state, token, source, edge).await.map_err(Error::explained)
+    enroll_at_hub(state, token, source, who, edge).await.map_err(Error::explained)
 }
 
 async fn enroll_at_hub(
     state: &StateFolder,
     token: &str,
     source: Option<&Path>,
+    who: Who,
     edge: &Edge,
 ) -> Result<EnrollResponse, Error> {
     let token = EnrollToken::decode(token).map_err(|e| Error::Usage(e.to_string()))?;
-    let config = configuration(state, source)?;
+    let mut config = configuration(state, source)?;
     platform::create_folders_durably(state.path(), 0o700)
         .map_err(Error::io("cannot make the state folder", state.path()))?;
     let _lock = Lock::take(state, edge.now())?;
-    let identity = match Identity::load(state)? {
-        Some(identity) if identity.spoke_id == token.spoke => identity,
-        Some(identity) => {
-            return Err(Error::Usage(format!(
-                "{} belongs to the spoke {}, the token is for {}; use another state folder",
-                state.path().display(),
-                identity.spoke_id,
-                token.spoke
-            )));
-        }
-        None => {
-            let key = SecretKey::from_seed((edge.random)());
-            Identity { spoke_id: token.spoke.clone(), key, hubs: Vec::new() }
-        }
-    };
+    let identity = identity_for(state, &token, who, edge)?;
     // Before the call: a key that the hub took must not be lost with a crash.
-    identity.save(state)?;
+    identity.save_as(match who {
+        Who::AsBefore => state.identity(),
+        Who::Another => state.next_identity(),
+    })?;
     // A local clock that is wrong does not matter: the token carries the hub's time.
     let times = Times::new(0, Some(token.hub_time));
     let request = EnrollRequest::new(&token, &identity.key);
@@ -64,8 +65,65 @@ async fn enroll_at_hub(
             answer.hub_id, token.hub
         )));
     }
+    if who == Who::Another {
+        leave_old_self(state, edge)?;
+        config.hubs.clear();
+    }
     remember(state, config, identity, &token, &answer, edge)?;
+    if who == Who::Another {
+        let _ = std::fs::remove_file(state.next_identity());
+    }
     Ok(answer)
+}
+
+/// The identity that hands in its key: the one that is there, or a new one.
+fn identity_for(
+    state: &StateFolder,
+    token: &EnrollToken,
+    who: Who,
+    edge: &Edge,
+) -> Result<Identity, Error> {
+    let present = Identity::load(state)?;
+    let new = || Identity {
+        spoke_id: token.spoke.clone(),
+        key: SecretKey::from_seed((edge.random)()),
+        hubs: Vec::new(),
+    };
+    match (who, present) {
+        (Who::AsBefore, None) => Ok(new()),
+        (Who::AsBefore, Some(present)) if present.spoke_id == token.spoke => Ok(present),
+        (Who::AsBefore, Some(present)) => Err(Error::Usage(format!(
+            "{} belongs to the spoke {}, the token is for {}; use another state folder, or \
+             --new-identity if this one is a copy of that spoke's",
+            state.path().display(),
+            present.spoke_id,
+            token.spoke
+        ))),
+        (Who::Another, Some(present)) if present.spoke_id == token.spoke => {
+            Err(Error::Usage(format!(
+                "this state folder is {0} already; announce a new name on the hub (barque hub \
+                 spoke add NAME) and use its token, or enroll without --new-identity",
+                token.spoke
+            )))
+        }
+        // One that was interrupted: the hub may have taken its key.
+        (Who::Another, _) => Ok(Identity::load_from(state.next_identity())?
+            .filter(|next| next.spoke_id == token.spoke)
+            .unwrap_or_else(new)),
+    }
+}
+
+/// Sets identity and ledger of who this folder was aside.
+fn leave_old_self(state: &StateFolder, edge: &Edge) -> Result<(), Error> {
+    let path = state.identity();
+    let aside = state.path().join(format!("identity.json.copied-{}", edge.now().unix_ms()));
+    match std::fs::rename(&path, aside) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Error::io("cannot set aside", path)(e));
+        }
+        _ => {}
+    }
+    Ledger::set_aside(&state.ledger(), "copied", edge.now()).map(drop)
 }
 
 fn configuration(state: &StateFolder, source: Option<&Path>) -> Result<SpokeConfig, Error> {

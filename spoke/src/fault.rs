@@ -19,7 +19,7 @@ pub enum Fault {
 pub fn classify(error: &CallError) -> Fault {
     match error {
         CallError::Unreachable { .. }
-        | CallError::NotTheHub { .. }
+        | CallError::NotTheHub(_)
         | CallError::Broken { .. }
         | CallError::TimeIsUp => Fault::Link,
         CallError::Refused(p) => classify_status(p.status),
@@ -72,17 +72,30 @@ pub fn is_busy(error: &CallError) -> bool {
     }
 }
 
+/// Whether the hub asks to stay away for longer than a pass waits.
+pub fn asks_for_too_long(error: &CallError) -> bool {
+    error.retry_after().is_some_and(|asked| asked > ASKED_MAX)
+}
+
 /// Link faults in a row that end a pass.
 pub const IN_A_ROW_MAX: u32 = 4;
 const BASE: Duration = Duration::from_millis(250);
 const WAIT_MAX: Duration = Duration::from_secs(10);
+/// The longest `Retry-After` that is waited for; a longer one ends the pass.
+pub const ASKED_MAX: Duration = Duration::from_secs(120);
 
-/// The wait after the n-th link fault in a row (from 1): doubled each time, then jittered down to
-/// as little as half, never less than the hub asked for, never over 10 s.
+/// The wait after the n-th link fault in a row (from 1): doubled each time up to 10 s, then
+/// jittered down to as little as half. What the hub asks for is waited for, and up to a half more:
+/// jitter comes last, so that many who were asked the same do not come back at once.
 pub fn backoff(nth: u32, asked: Option<Duration>, random: u8) -> Duration {
+    let part = f64::from(random) / 512.0;
     let doubled = BASE.saturating_mul(1 << nth.saturating_sub(1).min(16)).min(WAIT_MAX);
-    let jittered = doubled.mul_f64(0.5 + f64::from(random) / 512.0);
-    jittered.max(asked.unwrap_or_default()).min(WAIT_MAX)
+    let asked = asked.unwrap_or_default().min(ASKED_MAX);
+    if asked >= doubled {
+        asked.mul_f64(1.0 + part)
+    } else {
+        doubled.mul_f64(0.5 + part).max(asked)
+    }
 }
 
 #[cfg(test)]
@@ -95,7 +108,11 @@ mod tests {
         assert!(backoff(3, None, 255) > backoff(3, None, 0));
         assert!(backoff(3, None, 255) < Duration::from_secs(1));
         assert_eq!(backoff(1, Some(Duration::from_secs(3)), 0), Duration::from_secs(3));
-        assert_eq!(backoff(40, Some(Duration::from_secs(3600)), 255), WAIT_MAX);
+        assert!(backoff(40, None, 255) < WAIT_MAX);
+        let minute = Some(Duration::from_secs(60));
+        assert_eq!(backoff(1, minute, 0), Duration::from_secs(60));
+        let spread = backoff(1, minute, 255) - backoff(1, minute, 0);
+        assert!(spread > Duration::from_secs(29), "{spread:?}");
     }
 
     #[test]

@@ -4,24 +4,23 @@
 //! deadline that counts progress, not only silence.
 
 mod body;
+mod error;
 mod upload;
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use barque_bundle::header::Signed;
 use barque_bundle::jwt::{self, Claims};
 use barque_bundle::platform::Root;
-use barque_bundle::receipt::{Answers, Expected, ReceiptError, WireReceipt};
+use barque_bundle::receipt::{Answers, Expected, WireReceipt};
 use barque_bundle::wire::{
     self, BundleLine, EnrollRequest, EnrollResponse, Problem, ReconcileRequest, ReconcileResponse,
     Stopped,
 };
-use barque_bundle::{
-    ErrorKind, Header, HubId, PublicKey, Receipt, SecretKey, Sha256Digest, SpokeId, stream,
-};
+use barque_bundle::{Header, HubId, PublicKey, Receipt, SecretKey, Sha256Digest, SpokeId, stream};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER, SERVER};
@@ -30,80 +29,19 @@ use crate::budget::Pace;
 use crate::edge::Edge;
 use crate::error::chain;
 use crate::pin::{PinnedTls, Roots, Times};
-use body::{ChannelWriter, Moved, write_stream};
+use body::{CHUNKS_WAITING, ChannelWriter, Moved, write_stream};
 pub use body::{Parcel, Progress};
+pub use error::{CallError, Stranger};
+use error::{carrying, not_the_hub};
 pub use upload::{Piece, Reached};
 
 const CONNECT_WAIT: Duration = Duration::from_secs(10);
-/// Longest time in which nothing moves in either direction.
-const STALL_WAIT: Duration = Duration::from_secs(60);
+/// How long an answer to an enrollment may take.
+const ENROLL_WAIT: Duration = Duration::from_secs(60);
 /// How long a sending thread is waited for once its answer is here.
 const WRITER_WAIT: Duration = Duration::from_secs(5);
 /// Most bytes of an answer.
 const ANSWER_MAX_BYTES: usize = 64 * 1024 * 1024;
-
-/// Why a call has no answer that counts.
-#[derive(Debug, thiserror::Error)]
-pub enum CallError {
-    #[error("the hub at {url} cannot be reached: {why}")]
-    Unreachable { url: String, why: String },
-    #[error("the connection to {url} broke off: {why}")]
-    Broken { url: String, why: String },
-    #[error(
-        "{url} is not the hub that this spoke trusts (wrong root): another hub answers there, or somebody is in between"
-    )]
-    WrongRoot { url: String },
-    #[error("{} ({})", .0.detail, .0.code)]
-    Refused(Box<Problem>),
-    #[error(
-        "something between this spoke and the hub answered {status} (server {server:?}, it starts {start:?})"
-    )]
-    NotTheHub { status: u16, server: String, start: String },
-    #[error("the hub's receipt does not count")]
-    Receipt(#[from] ReceiptError),
-    /// The caller's own deadline for the pass.
-    #[error("the time for this pass is over")]
-    TimeIsUp,
-    #[error("the HTTP client cannot be made: {0}")]
-    Client(String),
-}
-
-impl CallError {
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Unreachable { .. }
-            | Self::Broken { .. }
-            | Self::NotTheHub { .. }
-            | Self::TimeIsUp => ErrorKind::Unavailable,
-            Self::WrongRoot { .. } => ErrorKind::Unauthenticated,
-            Self::Refused(p) => ErrorKind::from_http_status(p.status),
-            Self::Receipt(e) => e.kind(),
-            Self::Client(_) => ErrorKind::Internal,
-        }
-    }
-
-    /// A stable word for the reason.
-    pub fn code(&self) -> &str {
-        match self {
-            Self::Unreachable { .. } => "unreachable",
-            Self::Broken { .. } => "broken",
-            Self::WrongRoot { .. } => "wrong_root",
-            Self::Refused(p) => &p.code,
-            Self::NotTheHub { .. } => "not_the_hub",
-            Self::Receipt(_) => "bad_receipt",
-            Self::TimeIsUp => "max_duration",
-            Self::Client(_) => "client",
-        }
-    }
-
-    /// How long the hub asked to wait.
-    pub fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Self::Refused(p) => p.retry_after_ms.map(Duration::from_millis),
-            _ => None,
-        }
-    }
-}
 
 /// Who calls whom.
 pub struct Party {
@@ -117,17 +55,22 @@ pub struct Party {
 /// A line to one hub.
 pub struct HubClient {
     party: Party,
-    http: reqwest::Client,
-    tls: PinnedHandles,
+    /// Made anew when a connection has died silently, so that nothing else waits on it.
+    http: RwLock<reqwest::Client>,
+    tls: PinnedTls,
     edge: Edge,
-    pace: Option<Arc<Pace>>,
+    way: Way,
     /// Which address answered last.
     current: AtomicU64,
 }
 
-struct PinnedHandles {
-    times: Arc<Times>,
-    saw_wrong_root: Arc<std::sync::atomic::AtomicBool>,
+/// How bodies go.
+#[derive(Clone)]
+pub struct Way {
+    /// How fast they may go.
+    pub pace: Option<Arc<Pace>>,
+    /// Longest time in which nothing moves in either direction.
+    pub stall: Duration,
 }
 
 /// The answer to a bundle: what counts, and why it ended early if it did.
@@ -148,17 +91,11 @@ fn http_client(tls: &PinnedTls) -> Result<reqwest::Client, CallError> {
 }
 
 impl HubClient {
-    /// `pace` is how fast bodies may go.
-    pub fn new(
-        party: Party,
-        times: Times,
-        edge: Edge,
-        pace: Option<Arc<Pace>>,
-    ) -> Result<Self, CallError> {
+    pub fn new(party: Party, times: Times, edge: Edge, way: Way) -> Result<Self, CallError> {
         let tls = PinnedTls::new(Roots::Keys(party.roots.clone()), times);
         let http = http_client(&tls)?;
-        let tls = PinnedHandles { times: tls.times, saw_wrong_root: tls.saw_wrong_root };
-        Ok(Self { party, http, tls, edge, pace, current: AtomicU64::new(0) })
+        let http = RwLock::new(http);
+        Ok(Self { party, http, tls, edge, way, current: AtomicU64::new(0) })
     }
 
     /// Hub time minus local time, as last learned from a signed answer.
@@ -186,10 +123,47 @@ impl HubClient {
         jwt::sign(&self.party.key, &claims)
     }
 
-    fn url(&self, path: &str) -> String {
+    /// Where the next call goes.
+    pub fn address(&self) -> &str {
         let n = self.party.urls.len().max(1) as u64;
         let index = usize::try_from(self.current.load(Ordering::Relaxed) % n).unwrap_or(0);
-        format!("{}{path}", self.party.urls.get(index).map_or("", String::as_str))
+        self.party.urls.get(index).map_or("", String::as_str)
+    }
+
+    /// How many addresses the hub has.
+    pub fn addresses(&self) -> u32 {
+        u32::try_from(self.party.urls.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The next call goes to the next address.
+    pub fn try_another_address(&self) {
+        self.current.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.address())
+    }
+
+    fn http(&self) -> reqwest::Client {
+        self.http.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What is under way on the old connections goes on; nothing new joins it.
+    fn leave_connections(&self) {
+        if let Ok(http) = http_client(&self.tls) {
+            *self.http.write().unwrap_or_else(PoisonError::into_inner) = http;
+        }
+    }
+
+    /// Nothing moved for too long.
+    fn stalled(&self, url: &str) -> CallError {
+        self.leave_connections();
+        let why = format!("nothing moved for {} s", self.way.stall.as_secs());
+        CallError::Broken { url: url.to_owned(), why }
+    }
+
+    fn not_the_hub(&self, status: u16, bytes: &[u8]) -> CallError {
+        not_the_hub(self.address(), status, "", bytes)
     }
 
     fn failed(&self, url: &str, e: &reqwest::Error) -> CallError {
@@ -197,9 +171,11 @@ impl HubClient {
             return CallError::WrongRoot { url: url.to_owned() };
         }
         let why = chain(e);
+        if e.is_timeout() {
+            self.leave_connections();
+        }
         if e.is_connect() {
-            // The next try goes to the next address.
-            self.current.fetch_add(1, Ordering::Relaxed);
+            self.try_another_address();
             return CallError::Unreachable { url: url.to_owned(), why };
         }
         CallError::Broken { url: url.to_owned(), why }
@@ -213,13 +189,15 @@ impl HubClient {
         let body = serde_json::to_vec(request).map_err(|e| CallError::Client(e.to_string()))?;
         let body = Bytes::from(body);
         let dig = Sha256Digest::of(&body);
+        let len = body.len() as u64;
         let mut answer = self.post_json(wire::RECONCILE, body.clone(), dig).await;
         if answer.as_ref().is_err_and(|e| self.learn_from_refusal(e)) {
             answer = self.post_json(wire::RECONCILE, body, dig).await;
         }
-        let bytes = answer?;
-        let response: ReconcileResponse =
-            serde_json::from_slice(&bytes).map_err(|_| not_the_hub(200, String::new(), &bytes))?;
+        let read = |bytes: Bytes| {
+            serde_json::from_slice(&bytes).map_err(|_| self.not_the_hub(200, &bytes))
+        };
+        let response: ReconcileResponse = answer.and_then(read).map_err(|e| carrying(e, len))?;
         let receipt = self.open(response.receipt.clone(), Answers::Reconcile(dig))?;
         Ok((response, receipt))
     }
@@ -262,12 +240,12 @@ impl HubClient {
     ) -> Result<Bytes, CallError> {
         let url = self.url(path);
         let request = self
-            .http
+            .http()
             .post(&url)
             .bearer_auth(self.token("POST", path, dig))
             .header(wire::REQUEST_ID, self.request_id())
             .header(CONTENT_TYPE, "application/json")
-            .timeout(page_wait(body.len()))
+            .timeout(page_wait(self.way.stall, body.len()))
             .body(body);
         let response = request.send().await.map_err(|e| self.failed(&url, &e))?;
         self.judge(&url, response).await
@@ -280,7 +258,7 @@ impl HubClient {
     /// The bytes of a success, or what the refusal means.
     async fn judge(&self, url: &str, response: reqwest::Response) -> Result<Bytes, CallError> {
         let (status, _, bytes) = self.judge_any(url, response).await?;
-        if status == 200 { Ok(bytes) } else { Err(not_the_hub(status, String::new(), &bytes)) }
+        if status == 200 { Ok(bytes) } else { Err(self.not_the_hub(status, &bytes)) }
     }
 
     /// Status, upload offset and bytes of a 200, 201 or 204, or what the refusal means.
@@ -303,7 +281,7 @@ impl HubClient {
                 problem.retry_after_ms = problem.retry_after_ms.or(retry_after.map(|s| s * 1000));
                 Err(CallError::Refused(Box::new(problem)))
             }
-            _ => Err(not_the_hub(status.as_u16(), server, &bytes)),
+            _ => Err(not_the_hub(self.address(), status.as_u16(), &server, &bytes)),
         }
     }
 
@@ -327,19 +305,21 @@ impl HubClient {
     ) -> Result<Sent, CallError> {
         let url = self.url(wire::BUNDLES);
         let moved = Arc::new(Moved::new());
-        let (out, pieces) = tokio::sync::mpsc::channel(2);
+        let (out, pieces) = tokio::sync::mpsc::channel(CHUNKS_WAITING);
         let sink = ChannelWriter {
             out,
             moved: Arc::clone(&moved),
             progress: Arc::clone(&progress),
-            pace: self.pace.clone(),
+            pace: self.way.pace.clone(),
         };
         let signed = header.clone();
+        let weigh = |p: &Parcel| crate::plan::member_bytes(&p.entry.path, p.entry.size_bytes);
+        let len = parcels.iter().map(weigh).sum();
         let writing =
             tokio::task::spawn_blocking(move || write_stream(sink, &signed, &source, &parcels));
         let dig = header.value.entries_digest;
         let request = self
-            .http
+            .http()
             .post(&url)
             .bearer_auth(self.token("POST", wire::BUNDLES, dig))
             .header(wire::REQUEST_ID, self.request_id())
@@ -356,7 +336,7 @@ impl HubClient {
             (Err(e), Ok(Ok(Err(io)))) if io.kind() != io::ErrorKind::BrokenPipe => {
                 Err(CallError::Broken { url, why: format!("{e}; sending: {io}") })
             }
-            (Err(e), _) => Err(e),
+            (Err(e), _) => Err(carrying(e, len)),
         }
     }
 
@@ -368,26 +348,24 @@ impl HubClient {
         moved: &Moved,
         progress: &dyn Progress,
     ) -> Result<Sent, CallError> {
-        let stalled = || CallError::Broken {
-            url: url.to_owned(),
-            why: format!("nothing moved for {} s", STALL_WAIT.as_secs()),
-        };
+        let stalled = || self.stalled(url);
         let response = moved
-            .unless_stalled(STALL_WAIT, request.send())
+            .unless_stalled(self.way.stall, request.send())
             .await
             .ok_or_else(stalled)?
             .map_err(|e| self.failed(url, &e))?;
         if response.status().as_u16() != 200 {
-            let judged = moved.unless_stalled(STALL_WAIT, self.judge(url, response)).await;
+            let judged = moved.unless_stalled(self.way.stall, self.judge(url, response)).await;
             return Err(judged
                 .ok_or_else(stalled)?
                 .err()
-                .unwrap_or_else(|| not_the_hub(200, String::new(), b"")));
+                .unwrap_or_else(|| self.not_the_hub(200, b"")));
         }
         let mut lines = Lines::default();
         let mut stream = response.bytes_stream();
         loop {
-            let next = moved.unless_stalled(STALL_WAIT, stream.next()).await.ok_or_else(stalled)?;
+            let next =
+                moved.unless_stalled(self.way.stall, stream.next()).await.ok_or_else(stalled)?;
             let Some(piece) = next else { break };
             let piece = piece.map_err(|e| self.failed(url, &e))?;
             moved.mark();
@@ -399,11 +377,11 @@ impl HubClient {
                         let answers = Answers::Bundle(header.value.bundle_id);
                         return Ok(Sent { receipt: self.open(receipt, answers)?, stopped });
                     }
-                    Err(_) => return Err(not_the_hub(200, String::new(), &line)),
+                    Err(_) => return Err(self.not_the_hub(200, &line)),
                 }
             }
             if lines.partial.len() > ANSWER_MAX_BYTES {
-                return Err(not_the_hub(200, String::new(), &lines.partial[..64]));
+                return Err(self.not_the_hub(200, &lines.partial[..64]));
             }
         }
         let why = "the answer ended without a receipt".to_owned();
@@ -423,7 +401,7 @@ pub async fn enroll(
     let mut last = CallError::Client("the token names no address".to_owned());
     for base in urls {
         let url = format!("{}{}", base.trim_end_matches('/'), wire::ENROLL);
-        let sent = http.post(&url).json(request).timeout(STALL_WAIT).send().await;
+        let sent = http.post(&url).json(request).timeout(ENROLL_WAIT).send().await;
         let response = match sent {
             Ok(response) => response,
             Err(_) if tls.saw_wrong_root.swap(false, Ordering::Relaxed) => {
@@ -435,22 +413,23 @@ pub async fn enroll(
             }
         };
         let status = response.status().as_u16();
+        let server = header_of(&response, SERVER.as_str()).unwrap_or_default();
         let bytes = match whole(response).await {
             Ok(bytes) => bytes,
             Err(WholeError::Http(e)) => {
                 last = CallError::Broken { url, why: chain(&e) };
                 continue;
             }
-            Err(WholeError::TooLong) => return Err(not_the_hub(status, String::new(), b"")),
+            Err(WholeError::TooLong) => return Err(not_the_hub(base, status, "", b"")),
         };
         if status != 200 {
             return Err(match serde_json::from_slice::<Problem>(&bytes) {
                 Ok(problem) if problem.status == status => CallError::Refused(Box::new(problem)),
-                _ => not_the_hub(status, String::new(), &bytes),
+                _ => not_the_hub(base, status, &server, &bytes),
             });
         }
         let answer: EnrollResponse = serde_json::from_slice(&bytes)
-            .map_err(|_| not_the_hub(status, String::new(), &bytes))?;
+            .map_err(|_| not_the_hub(base, status, &server, &bytes))?;
         // Also on a plain line: the answer's root must be the one that the token named.
         if answer.root.fingerprint() != root {
             return Err(CallError::WrongRoot { url });
@@ -461,8 +440,8 @@ pub async fn enroll(
 }
 
 /// The time for a page: as for a stall, and then as slow a link as 2 kB/s.
-fn page_wait(bytes: usize) -> Duration {
-    STALL_WAIT * 2 + Duration::from_millis(bytes as u64 / 2)
+fn page_wait(stall: Duration, bytes: usize) -> Duration {
+    stall * 2 + Duration::from_millis(bytes as u64 / 2)
 }
 
 fn header_of(response: &reqwest::Response, name: &str) -> Option<String> {
@@ -490,11 +469,6 @@ async fn whole(response: reqwest::Response) -> Result<Bytes, WholeError> {
         out.extend_from_slice(&piece);
     }
     Ok(out.freeze())
-}
-
-fn not_the_hub(status: u16, server: String, bytes: &[u8]) -> CallError {
-    let start = String::from_utf8_lossy(&bytes[..bytes.len().min(64)]).into_owned();
-    CallError::NotTheHub { status, server, start: barque_bundle::path::printable(&start) }
 }
 
 /// Splits a byte stream into lines.

@@ -34,7 +34,11 @@ struct Stored {
 impl Identity {
     /// None when the folder has none yet.
     pub fn load(state: &StateFolder) -> Result<Option<Self>, Error> {
-        let path = state.identity();
+        Self::load_from(state.identity())
+    }
+
+    /// [`Identity::load`] from a file of another name.
+    pub(crate) fn load_from(path: std::path::PathBuf) -> Result<Option<Self>, Error> {
         let json = match std::fs::read(&path) {
             Ok(json) => json,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -51,13 +55,16 @@ impl Identity {
     }
 
     pub fn save(&self, state: &StateFolder) -> Result<(), Error> {
+        self.save_as(state.identity())
+    }
+
+    pub(crate) fn save_as(&self, path: std::path::PathBuf) -> Result<(), Error> {
         let stored = Stored {
             version: VERSION,
             spoke_id: self.spoke_id.clone(),
             key: self.key.to_base64(),
             hubs: self.hubs.clone(),
         };
-        let path = state.identity();
         let json = serde_json::to_vec_pretty(&stored)
             .map_err(|e| Error::Malformed { path: path.clone(), why: e.to_string() })?;
         platform::write_durably(&path, &json, 0o600).map_err(Error::io("cannot write", path))

@@ -6,6 +6,7 @@
 pub mod change;
 pub mod passes;
 pub mod read;
+mod retain;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,7 +23,7 @@ pub use read::{FileRow, PageKey, StatRow, Tally};
 
 const KIND: Kind = Kind {
     schema: include_str!("ledger/schema.sql"),
-    migrations: &[include_str!("ledger/migrations/2.sql")],
+    migrations: &[include_str!("ledger/migrations/2.sql"), include_str!("ledger/migrations/3.sql")],
     synchronous: "FULL",
     journal_bytes: 16 << 20,
     // Somebody looks at the ledger with a tool of theirs: a pass waits.
@@ -57,11 +58,12 @@ impl Ledger {
         Ok(Self { path: path.to_owned(), connection: KIND.open(path)? })
     }
 
-    /// Moves a damaged ledger and its journals aside; the name it has now. Nothing is deleted.
-    pub fn set_aside(path: &Path, now: Timestamp) -> Result<PathBuf, Error> {
+    /// Moves a ledger and its journals aside, named for the reason; the name it has now. Nothing is
+    /// deleted.
+    pub fn set_aside(path: &Path, why: &str, now: Timestamp) -> Result<PathBuf, Error> {
         let aside = |suffix: &str| {
             let mut name = path.as_os_str().to_owned();
-            name.push(format!(".damaged-{}{suffix}", now.unix_ms()));
+            name.push(format!(".{why}-{}{suffix}", now.unix_ms()));
             PathBuf::from(name)
         };
         for suffix in ["-wal", "-shm", ""] {
@@ -103,6 +105,30 @@ impl Ledger {
                 [hub_id.to_string(), series.to_string()],
             )
             .map(|n| n == 1)
+            .map_err(self.wrap())
+    }
+
+    /// Adds a hub with a series that replaces the one it had, and what is known of its clock.
+    pub(crate) fn add_rebuilt_hub(
+        &self,
+        hub_id: HubId,
+        series: SeriesId,
+        before: Option<&HubRow>,
+    ) -> Result<(), Error> {
+        self.connection
+            .execute(
+                "INSERT INTO hubs (hub_id, series, replaces, clock_offset_ms, hub_time, last_success)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                params![
+                    hub_id.to_string(),
+                    series.to_string(),
+                    before.map(|b| b.series.to_string()),
+                    before.map_or(0, |b| b.clock_offset_ms),
+                    before.and_then(|b| b.hub_time).map(Timestamp::unix_ms),
+                    before.and_then(|b| b.last_success).map(Timestamp::unix_ms),
+                ],
+            )
+            .map(drop)
             .map_err(self.wrap())
     }
 

@@ -17,11 +17,15 @@ pub mod lock;
 pub mod look;
 pub mod pin;
 pub mod plan;
+pub mod priority;
 pub mod push;
+pub mod rebuild;
 pub mod requeue;
 pub mod scan;
 pub mod select;
 pub mod status;
+pub mod timetable;
+pub mod watch;
 
 pub use config::{SpokeConfig, StateFolder};
 pub use edge::Edge;

@@ -1,6 +1,8 @@
 //! Decisions of a pass as pure functions: what a look at a file means, and what goes together.
 
-use barque_bundle::{Entry, Outcome, Sha256Digest};
+use barque_bundle::{FilePath, Outcome, Sha256Digest};
+
+use crate::ledger::FileRow;
 
 /// Where a file stands with one hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -124,41 +126,84 @@ pub const BUNDLE_BYTES_MAX: u64 = 32 * 1024 * 1024;
 
 /// What goes out in one piece of work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Load {
-    Bundle(Vec<Entry>),
+pub enum Load<T> {
+    Bundle(Vec<T>),
     /// Alone and in pieces: it is large, or the hub has kept a part of it.
-    Upload(Entry),
+    Upload(T),
 }
 
-/// Cuts entries, in the order given, into bundles and uploads.
-pub fn pack(entries: Vec<Entry>, is_upload: impl Fn(&Entry) -> bool) -> Vec<Load> {
-    let mut loads: Vec<Load> = Vec::new();
+impl<T> Load<T> {
+    pub fn into_items(self) -> Vec<T> {
+        match self {
+            Self::Bundle(items) => items,
+            Self::Upload(item) => vec![item],
+        }
+    }
+}
+
+/// Cuts files, in the order given, into bundles of at most so many bytes (or one larger file) and
+/// uploads.
+pub fn pack<T>(
+    items: Vec<T>,
+    bytes_max: u64,
+    weigh: impl Fn(&T) -> u64,
+    is_upload: impl Fn(&T) -> bool,
+) -> Vec<Load<T>> {
+    let mut loads: Vec<Load<T>> = Vec::new();
     let mut bytes = 0u64;
-    for entry in entries {
-        if is_upload(&entry) {
-            loads.push(Load::Upload(entry));
+    for item in items {
+        if is_upload(&item) {
+            loads.push(Load::Upload(item));
             continue;
         }
-        let fits = |b: &Vec<Entry>| {
-            b.len() < BUNDLE_FILES_MAX && bytes.saturating_add(entry.size_bytes) <= BUNDLE_BYTES_MAX
-        };
+        let weight = weigh(&item);
+        let fits =
+            |b: &Vec<T>| b.len() < BUNDLE_FILES_MAX && bytes.saturating_add(weight) <= bytes_max;
         match loads.last_mut() {
             Some(Load::Bundle(bundle)) if fits(bundle) => {
-                bytes += entry.size_bytes;
-                bundle.push(entry);
+                bytes += weight;
+                bundle.push(item);
             }
             _ => {
-                bytes = entry.size_bytes;
-                loads.push(Load::Bundle(vec![entry]));
+                bytes = weight;
+                loads.push(Load::Bundle(vec![item]));
             }
         }
     }
     loads
 }
 
+/// Bytes that a file takes in a stream, about: a tar header, for a long name two more with the
+/// name, its entry in the list, padding.
+pub fn member_bytes(path: &FilePath, size_bytes: u64) -> u64 {
+    let name = path.as_str().len() as u64;
+    let long = if name > 100 { 1_024 + name } else { 0 };
+    size_bytes.saturating_add(1_300 + name + long)
+}
+
+/// Bytes that a file takes in an offer, about.
+fn offer_bytes(row: &FileRow) -> u64 {
+    240 + row.path.as_str().len() as u64
+}
+
+/// Cuts rows, in their order, into pages whose offers take at most so many bytes each.
+pub fn pages(rows: &[FileRow], bytes_max: u64) -> Vec<&[FileRow]> {
+    let (mut pages, mut start, mut bytes) = (Vec::new(), 0, 0u64);
+    for (i, row) in rows.iter().enumerate() {
+        let more = offer_bytes(row);
+        if i > start && bytes.saturating_add(more) > bytes_max {
+            pages.push(&rows[start..i]);
+            (start, bytes) = (i, 0);
+        }
+        bytes = bytes.saturating_add(more);
+    }
+    pages.push(&rows[start..]);
+    pages
+}
+
 #[cfg(test)]
 mod tests {
-    use barque_bundle::Timestamp;
+    use barque_bundle::{Entry, Timestamp};
     use proptest::prelude::*;
 
     use super::*;
@@ -204,7 +249,8 @@ mod tests {
         #[test]
         fn bundles_keep_order_and_limits(sizes in proptest::collection::vec(0u64..40_000_000, 0..3000)) {
             let entries: Vec<Entry> = sizes.iter().enumerate().map(|(i, s)| entry(i, *s)).collect();
-            let loads = pack(entries.clone(), |e| e.size_bytes > 30_000_000);
+            let weigh = |e: &Entry| member_bytes(&e.path, e.size_bytes);
+            let loads = pack(entries.clone(), BUNDLE_BYTES_MAX, weigh, |e| e.size_bytes > 30_000_000);
             let mut all = Vec::new();
             for load in loads {
                 match load {

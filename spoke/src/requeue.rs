@@ -1,5 +1,7 @@
 //! What a person decides about files that wait for one: offer again, or set aside.
 
+use std::collections::BTreeSet;
+
 use barque_bundle::path::printable;
 use barque_bundle::platform::Root;
 use barque_bundle::{FilePath, HubId};
@@ -12,6 +14,7 @@ use crate::ledger::{Change, FileRow, Ledger};
 use crate::lock::Lock;
 use crate::look::{Looked, look};
 use crate::plan::State;
+use crate::priority::Priorities;
 
 /// Which files are meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +48,18 @@ pub struct Decided {
     pub unchanged: Vec<Unchanged>,
 }
 
+impl Decided {
+    /// A file that changed for one hub is not called unchanged for what it is to another.
+    fn over_hubs(mut self) -> Self {
+        let changed: BTreeSet<String> = self.changed.drain(..).collect();
+        let mut named = BTreeSet::new();
+        let told: BTreeSet<String> = changed.iter().map(|c| printable(c)).collect();
+        self.unchanged.retain(|u| !told.contains(&u.path) && named.insert(u.path.clone()));
+        self.changed = changed.into_iter().collect();
+        self
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unchanged {
     pub path: String,
@@ -62,15 +77,16 @@ const REQUEUED: [State; 6] = [
 ];
 const PAGE: usize = 500;
 
-/// Carries out a person's decision; takes the lock of the state folder.
+/// Carries out a person's decision for each hub, or for one; takes the lock of the state folder.
 pub fn decide(
     state: &StateFolder,
     edge: &Edge,
     verb: Verb,
     which: &Which,
+    only: Option<HubId>,
     mode: Mode,
 ) -> Result<Decided, Error> {
-    decide_locked(state, edge, verb, which, mode).map_err(Error::explained)
+    decide_locked(state, edge, verb, which, only, mode).map_err(Error::explained)
 }
 
 fn decide_locked(
@@ -78,35 +94,39 @@ fn decide_locked(
     edge: &Edge,
     verb: Verb,
     which: &Which,
+    only: Option<HubId>,
     mode: Mode,
 ) -> Result<Decided, Error> {
     let config = SpokeConfig::load(state)?;
-    let hub_id = config
-        .hubs
-        .first()
-        .map(|h| h.hub_id)
-        .ok_or_else(|| Error::NotEnrolled("this spoke is not enrolled at a hub".to_owned()))?;
+    if config.hubs.is_empty() {
+        return Err(Error::NotEnrolled("this spoke is not enrolled at a hub".to_owned()));
+    }
     let _lock = Lock::take(state, edge.now())?;
     let mut desk = Desk {
         ledger: Ledger::open(&state.ledger())?,
         source: Root::open(&config.source)
             .map_err(Error::io("cannot open the source folder", &config.source))?,
-        hub_id,
+        priorities: config.priorities().map_err(Error::Usage)?,
+        hub_id: config.hubs[0].hub_id,
         edge,
         verb,
         mode,
         decided: Decided::default(),
     };
-    match which {
-        Which::Paths(paths) => paths.iter().try_for_each(|p| desk.named(p))?,
-        Which::State(state) => desk.all(*state)?,
+    for hub in config.hubs_named(only).map_err(Error::Usage)? {
+        desk.hub_id = hub.hub_id;
+        match which {
+            Which::Paths(paths) => paths.iter().try_for_each(|p| desk.named(p))?,
+            Which::State(state) => desk.all(*state)?,
+        }
     }
-    Ok(desk.decided)
+    Ok(desk.decided.over_hubs())
 }
 
 struct Desk<'a> {
     ledger: Ledger,
     source: Root,
+    priorities: Priorities,
     hub_id: HubId,
     edge: &'a Edge,
     verb: Verb,
@@ -168,7 +188,8 @@ impl Desk<'_> {
     fn requeue(&mut self, row: &FileRow) -> Result<(), Error> {
         match look(&self.source, row.path.as_str()) {
             Looked::Whole { sha256, stat } => {
-                let change = Change::Number { path: row.path.clone(), stat, sha256 };
+                let class = self.priorities.class(row.path.as_str());
+                let change = Change::Number { path: row.path.clone(), stat, sha256, class };
                 if self.mode == Mode::Real {
                     self.ledger.record(self.hub_id, &[change], self.edge.now())?;
                 }

@@ -15,11 +15,13 @@ use barque_bundle::platform::Root;
 use barque_bundle::{FilePath, HubId, LandedName, SpokeId};
 use serde::Serialize;
 
+use crate::budget::Stop;
 use crate::edge::Edge;
 use crate::error::Error;
-use crate::ledger::{Change, Ledger, StatRow};
+use crate::ledger::{Change, FileRow, Ledger, StatRow};
 use crate::look::{Looked, lies_still, look};
 use crate::plan::{self, Look, State, Step};
+use crate::priority::Priorities;
 use crate::push::Event;
 use crate::select::Select;
 
@@ -110,7 +112,10 @@ pub struct Scanner<'a> {
     pub edge: &'a Edge,
     pub settle: Duration,
     pub select: &'a Select,
+    pub priorities: &'a Priorities,
     pub dry: bool,
+    /// Told, the scan leaves the rest to the next one.
+    pub stop: &'a Stop,
     pub events: &'a (dyn Fn(Event) + Sync),
 }
 
@@ -149,6 +154,10 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn visit(&mut self, visit: Visit<'_>) -> Result<(), Error> {
+        if self.scanner.stop.is_told() {
+            self.report.is_partial = true;
+            return Ok(());
+        }
         match visit {
             Visit::Ignored(why) => *self.report.ignored.entry(why.as_str()).or_default() += 1,
             Visit::Skipped { path, code } => {
@@ -207,6 +216,7 @@ impl Run<'_> {
         };
         let row = self.scanner.ledger.file(self.scanner.hub_id, &path)?;
         if let Some(row) = row.filter(|r| r.stat == stat) {
+            self.classify(&row)?;
             return self.settle_known(&path, row.state, row.code.as_deref());
         }
         if lies_still(&stat, self.scanner.edge.now(), self.scanner.settle) {
@@ -214,6 +224,15 @@ impl Run<'_> {
         }
         self.youngest = Instant::now();
         self.scanner.ledger.add_young(&path, &stat)
+    }
+
+    /// A file that waits goes as the settings say now.
+    fn classify(&mut self, row: &FileRow) -> Result<(), Error> {
+        let class = self.scanner.priorities.class(row.path.as_str());
+        if row.class == class || !matches!(row.state, State::Pending | State::InFlight) {
+            return Ok(());
+        }
+        self.note(Change::Class { path: row.path.clone(), class })
     }
 
     fn settle_known(
@@ -235,7 +254,7 @@ impl Run<'_> {
 
     /// Looks at the file and notes what follows, if it still is what was seen.
     fn look(&mut self, path: FilePath, seen: &StatRow) -> Result<(), Error> {
-        let looked = look(self.scanner.source, path.as_str());
+        let looked = self.look_once(&path, seen)?;
         let known = self.scanner.ledger.file(self.scanner.hub_id, &path)?.map(|r| r.known());
         let change = match looked {
             Looked::Gone => {
@@ -259,7 +278,10 @@ impl Run<'_> {
             Looked::Whole { sha256, stat } => {
                 self.report.hashed_bytes += stat.size_bytes;
                 match plan::after_look(known, Look::Whole(sha256)) {
-                    Step::Number => Change::Number { path, stat, sha256 },
+                    Step::Number => {
+                        let class = self.scanner.priorities.class(path.as_str());
+                        Change::Number { path, stat, sha256, class }
+                    }
                     step => self.leave(step, path, stat, "modified", "changed after it was synced"),
                 }
             }
@@ -270,7 +292,7 @@ impl Run<'_> {
         };
         match &change {
             Change::Number { path, .. } => self.settle_known(path, State::Pending, None)?,
-            Change::Refresh { path, .. } => {
+            Change::Refresh { path, .. } | Change::Class { path, .. } => {
                 let state = known.map_or(State::Pending, |k| k.state);
                 self.settle_known(path, state, None)?;
             }
@@ -279,6 +301,16 @@ impl Run<'_> {
             }
         }
         self.note(change)
+    }
+
+    /// Reads the file, unless it was read for another hub as it is now.
+    fn look_once(&self, path: &FilePath, seen: &StatRow) -> Result<Looked, Error> {
+        let scanner = &self.scanner;
+        let known = scanner.ledger.digest_for_another(scanner.hub_id, path, seen)?;
+        Ok(match known {
+            Some(sha256) => Looked::Whole { sha256, stat: *seen },
+            None => look(scanner.source, path.as_str()),
+        })
     }
 
     fn leave(&self, step: Step, path: FilePath, stat: StatRow, code: &str, detail: &str) -> Change {
@@ -333,6 +365,10 @@ impl Run<'_> {
             };
             after = last.to_string();
             for (path, stat) in page {
+                if self.scanner.stop.is_told() {
+                    self.report.not_settled += 1;
+                    continue;
+                }
                 match self.scanner.source.metadata(path.as_str()) {
                     Ok(m) if m.is_file() && StatRow::of(&m) != stat => self.report.not_settled += 1,
                     _ => self.look(path, &stat)?,

@@ -1,6 +1,6 @@
 //! Which files a spoke ships at all, by globs on their paths below the source.
 
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
 /// Globs that choose files. `*` stays within a segment, `**` does not.
 #[derive(Clone, Debug, Default)]
@@ -35,10 +35,15 @@ impl Select {
 fn set(globs: &[String]) -> Result<GlobSet, String> {
     let mut builder = GlobSetBuilder::new();
     for text in globs {
-        let glob = GlobBuilder::new(text).literal_separator(true).build();
-        builder.add(glob.map_err(|e| format!("{text:?} is no glob such as alarms/**: {e}"))?);
+        builder.add(glob(text)?);
     }
     builder.build().map_err(|e| e.to_string())
+}
+
+/// A glob in which `*` stays within a segment.
+pub(crate) fn glob(text: &str) -> Result<Glob, String> {
+    let glob = GlobBuilder::new(text).literal_separator(true).build();
+    glob.map_err(|e| format!("{text:?} is no glob such as alarms/**: {e}"))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::io::Read as _;
 
 use anyhow::Context as _;
-use barque_spoke::enroll;
+use barque_spoke::enroll::{self, Who};
 
 use super::{Context, edge};
 use crate::args::EnrollArgs;
@@ -15,7 +15,9 @@ const TOKEN_MAX_BYTES: u64 = 64 * 1024;
 pub async fn run(context: &Context, args: EnrollArgs) -> anyhow::Result<u8> {
     let state = context.state(&args.state);
     let token = if args.token == "-" { from_stdin()? } else { args.token };
-    let answer = enroll::enroll(&state, &token, args.source.as_deref(), &edge()).await?;
+    let identity = if args.new_identity { Who::Another } else { Who::AsBefore };
+    let source = args.source.as_deref();
+    let answer = enroll::enroll(&state, &token, source, identity, &edge()).await?;
     if context.global.json {
         output::json(&serde_json::json!({
             "spoke_id": answer.spoke_id,

@@ -1,23 +1,25 @@
-//! `barque ledger ls|requeue|dismiss`.
+//! `barque ledger ls|requeue|dismiss|rebuild`.
 
 use barque_bundle::path::printable;
 use barque_spoke::plan::State;
+use barque_spoke::rebuild;
 use barque_spoke::requeue::{self, Mode, Verb, Which};
 use barque_spoke::status::{self, FileLine};
 
 use super::{Context, edge};
-use crate::args::{LedgerArgs, LedgerLsArgs, LedgerVerb};
+use crate::args::{LedgerArgs, LedgerLsArgs, LedgerRebuildArgs, LedgerVerb};
 use crate::{exit, output};
 
 pub fn run(context: &Context, verb: LedgerVerb) -> anyhow::Result<u8> {
     let (verb, args) = match verb {
         LedgerVerb::Ls(args) => return list(context, &args),
+        LedgerVerb::Rebuild(args) => return rebuild(context, &args),
         LedgerVerb::Requeue(args) => (Verb::Requeue, args),
         LedgerVerb::Dismiss(args) => (Verb::Dismiss, args),
     };
     let state = context.state(&args.state);
     let mode = if args.dry_run { Mode::DryRun } else { Mode::Real };
-    let decided = requeue::decide(&state, &edge(), verb, &which(&args)?, mode)?;
+    let decided = requeue::decide(&state, &edge(), verb, &which(&args)?, args.hub, mode)?;
     if context.global.json {
         output::json(&decided)?;
     } else {
@@ -35,6 +37,28 @@ pub fn run(context: &Context, verb: LedgerVerb) -> anyhow::Result<u8> {
         }
     }
     Ok(if decided.unchanged.is_empty() { exit::OK } else { exit::FAILED })
+}
+
+fn rebuild(context: &Context, args: &LedgerRebuildArgs) -> anyhow::Result<u8> {
+    let state = context.state(&args.state);
+    let mode = if args.dry_run { Mode::DryRun } else { Mode::Real };
+    let rebuilt = rebuild::rebuild(&state, &edge(), mode)?;
+    if context.global.json {
+        output::json(&rebuilt)?;
+    } else if args.dry_run {
+        output::line(&format!(
+            "would set {} aside; the next push would hash every file and ask the hub",
+            state.ledger().display()
+        ));
+    } else if !context.global.quiet {
+        if let Some(aside) = &rebuilt.aside {
+            output::line(&format!("the old ledger is kept as {}", aside.display()));
+        }
+        output::line(
+            "now run barque push: it hashes the files, asks the hub, and sends nothing again that the hub holds",
+        );
+    }
+    Ok(exit::OK)
 }
 
 fn list(context: &Context, args: &LedgerLsArgs) -> anyhow::Result<u8> {

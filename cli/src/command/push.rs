@@ -1,5 +1,7 @@
 //! `barque push`.
 
+mod watch;
+
 use barque_bundle::ByteSize;
 use barque_bundle::path::printable;
 use barque_spoke::PushReport;
@@ -17,15 +19,14 @@ const HELD_BACK_SHOWN: usize = 10;
 pub async fn run(context: &Context, args: &PushArgs) -> anyhow::Result<u8> {
     let state = context.state(&args.state);
     let mode = if args.dry_run { Mode::DryRun } else { Mode::Real };
+    if let Some(splay) = args.splay {
+        tokio::time::sleep(splay.mul_f64(rand::random::<f64>())).await;
+    }
+    let options = Options { mode, ..options(args) };
+    if args.watch {
+        return watch::run(context, &state, options, args.rescan).await;
+    }
     let bar = output::bar(context.global.quiet || context.global.json);
-    let limits = Limits {
-        max_bytes: args.max_bytes,
-        max_duration: args.max_duration,
-        bandwidth: args.bandwidth,
-        budget: args.budget,
-    };
-    let (include, exclude) = (args.include.clone(), args.exclude.clone());
-    let options = Options { mode, include, exclude, limits };
     let report = push::push(&state, &edge(), &options, &|event| show(&bar, &event)).await;
     bar.finish_and_clear();
     let report = report?;
@@ -36,6 +37,21 @@ pub async fn run(context: &Context, args: &PushArgs) -> anyhow::Result<u8> {
     }
     complain(&report, context);
     Ok(report.exit_code())
+}
+
+fn options(args: &PushArgs) -> Options {
+    Options {
+        hub: args.hub,
+        include: args.include.clone(),
+        exclude: args.exclude.clone(),
+        limits: Limits {
+            max_bytes: args.max_bytes,
+            max_duration: args.max_duration,
+            bandwidth: args.bandwidth.clone(),
+            budget: args.budget,
+        },
+        ..Options::default()
+    }
 }
 
 fn show(bar: &ProgressBar, event: &Event) {
@@ -51,7 +67,17 @@ fn show(bar: &ProgressBar, event: &Event) {
     }
 }
 
-fn summary(r: &PushReport, mode: Mode) {
+/// What a pass came to, a line for each hub.
+fn summary(report: &PushReport, mode: Mode) {
+    for r in report.of_all() {
+        if !report.other_hubs.is_empty() {
+            output::line(&format!("hub {}", r.hub_id));
+        }
+        summary_of_hub(r, mode);
+    }
+}
+
+fn summary_of_hub(r: &PushReport, mode: Mode) {
     let verb = if mode == Mode::DryRun { "would send" } else { "left" };
     output::line(&format!(
         "{} files: {} sent ({}), {} present, {} {verb}, {} conflict, {} modified, {} failed, \
@@ -78,7 +104,11 @@ fn summary(r: &PushReport, mode: Mode) {
 }
 
 /// What a person has to know, on stderr also when quiet: cron mails it.
-fn complain(r: &PushReport, context: &Context) {
+fn complain(report: &PushReport, context: &Context) {
+    report.of_all().for_each(|r| complain_of_hub(r, context));
+}
+
+fn complain_of_hub(r: &PushReport, context: &Context) {
     if let Some(e) = &r.error {
         output::say(&format!(
             "error: {e}; {} files wait and nothing is lost, the next push goes on",
@@ -87,6 +117,9 @@ fn complain(r: &PushReport, context: &Context) {
     }
     if context.global.json {
         return;
+    }
+    for w in &r.warnings {
+        output::say(&format!("warning: {}: {}", w.code, w.detail));
     }
     for c in &r.conflicts {
         output::say(&format!(

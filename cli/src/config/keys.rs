@@ -44,7 +44,7 @@ const fn optional(
     Key { file, name, environment, default: "", example, says }
 }
 
-pub const KEYS: [Key; 18] = [
+pub const KEYS: [Key; 20] = [
     key(
         File::Barque,
         "spoke.state",
@@ -122,6 +122,13 @@ pub const KEYS: [Key; 18] = [
         "\"32MiB\"",
         "Files over this size go in pieces, and go on where they broke off; at most 32MiB.",
     ),
+    key(
+        File::Spoke,
+        "stall",
+        None,
+        "\"60s\"",
+        "How long nothing may move on a connection before it is given up.",
+    ),
     optional(
         File::Spoke,
         "include",
@@ -141,7 +148,7 @@ pub const KEYS: [Key; 18] = [
         "bandwidth",
         Some("BARQUE_BANDWIDTH"),
         "\"2MB/s\"",
-        "Send at most so fast; 5Mbit/s is fine too.",
+        "Send at most so fast; 5Mbit/s is fine, and by the week in UTC: \"08:00,512kB/s 18:00,off Sat-00:00,off\".",
     ),
     optional(
         File::Spoke,
@@ -163,6 +170,13 @@ pub const KEYS: [Key; 18] = [
         Some("BARQUE_BUDGET"),
         "\"10GB/month\"",
         "Send at most so much in a day or month of UTC, over all passes.",
+    ),
+    optional(
+        File::Spoke,
+        "priority",
+        None,
+        "[{ match = \"alarms/**\", class = 1 }]",
+        "What goes first: the class (0 to 1000) of the first glob that matches, 100 where none does.",
     ),
     optional(
         File::Spoke,

@@ -4,6 +4,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod bad_links;
+mod badnet;
 mod budgets;
 mod cases;
 mod crashes;
@@ -20,6 +22,7 @@ mod passes;
 mod proofs;
 mod proxy;
 mod readers;
+mod several;
 mod site;
 mod uploads;
 
@@ -38,6 +41,8 @@ fn main() {
         cut::trials(),
         uploads::trials(),
         budgets::trials(),
+        several::trials(),
+        bad_links::trials(),
         machine::trials(),
         memory::trials(),
         crashes::trials(),

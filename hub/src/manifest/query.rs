@@ -197,7 +197,8 @@ pub fn spokes(c: &Connection, only: Option<&SpokeId>) -> Result<Vec<SpokeLine>, 
         .prepare(
             "SELECT s.*, (SELECT k.key_id FROM keys k
                           WHERE k.spoke_id = s.spoke_id AND k.state = 'active' LIMIT 1) AS key_id,
-                    (SELECT min(k.added_at) FROM keys k WHERE k.spoke_id = s.spoke_id) AS first_seen
+                    (SELECT min(k.added_at) FROM keys k WHERE k.spoke_id = s.spoke_id) AS first_seen,
+                    (SELECT max(x.forked) FROM series x WHERE x.spoke_id = s.spoke_id) AS forked_at
              FROM spokes s WHERE ?1 IS NULL OR spoke_id = ?1 ORDER BY spoke_id",
         )
         .map_err(wrap())?;
@@ -205,6 +206,7 @@ pub fn spokes(c: &Connection, only: Option<&SpokeId>) -> Result<Vec<SpokeLine>, 
         .query_map([only.map(SpokeId::as_str)], |r| {
             let id: String = r.get("spoke_id")?;
             let report: String = r.get("report")?;
+            let forked: Option<i64> = r.get("forked_at")?;
             Ok(SpokeLine {
                 spoke_id: id.parse().map_err(|_| rusqlite::Error::InvalidQuery)?,
                 state: r.get("state")?,
@@ -215,6 +217,7 @@ pub fn spokes(c: &Connection, only: Option<&SpokeId>) -> Result<Vec<SpokeLine>, 
                 files: unsigned(r.get("files")?),
                 bytes: unsigned(r.get("bytes")?),
                 report: serde_json::from_str(&report).unwrap_or_default(),
+                forked_at: forked.filter(|at| *at > 0).map(Timestamp::from_unix_ms),
             })
         })
         .map_err(wrap())?;

@@ -295,16 +295,19 @@ fn a_ledger_that_went_back_is_answered_and_not_recorded() {
         let batch = Batch { bundles: vec![], operations: vec![Operation::CheckIn(c)] };
         b.batch(batch).remove(0)
     };
-    let checked = |seen, recorded| OperationReply::CheckedIn { seen, recorded };
+    let checked = |seen, recorded| OperationReply::CheckedIn { seen, recorded, forked: None };
     assert_eq!(send(check_in("s", 1, 10, vec![1])), checked(0, true));
     assert_eq!(send(check_in("s", 1, 9, vec![2])), checked(10, false));
     let replacing = CheckIn { replaces: Some(series(1)), ..check_in("s", 2, 3, vec![]) };
     assert_eq!(send(replacing), checked(0, true));
-    assert_eq!(send(check_in("s", 1, 11, vec![])), checked(10, true));
+    // Whoever goes on with the series that was replaced hears which one did that.
+    let forked = Some(series(2).to_string());
+    let told = OperationReply::CheckedIn { seen: 10, recorded: true, forked };
+    assert_eq!(send(check_in("s", 1, 11, vec![])), told);
     let forked: i64 = b
         .manifest
         .connection
-        .query_row("SELECT sum(forked) FROM series", [], |r| r.get(0))
+        .query_row("SELECT count(*) FROM series WHERE forked > 0", [], |r| r.get(0))
         .unwrap();
     assert_eq!(forked, 1);
     let answered: Vec<(i64, i64)> = b
@@ -506,5 +509,5 @@ fn a_number_that_came_in_a_bundle_was_given_out() {
     // A ledger of before the bundle would give 2 to 5 out again: it has to open a new series.
     let back = Operation::CheckIn(check_in("s", 1, 1, vec![]));
     let replies = b.batch(Batch { bundles: vec![], operations: vec![back] });
-    assert_eq!(replies, [OperationReply::CheckedIn { seen: 5, recorded: false }]);
+    assert_eq!(replies, [OperationReply::CheckedIn { seen: 5, recorded: false, forked: None }]);
 }

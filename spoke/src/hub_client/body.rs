@@ -11,11 +11,15 @@ use barque_bundle::{Entry, Header, stream};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use crate::budget::{Pace, STEP_BYTES};
+use crate::budget::Pace;
 use crate::ledger::StatRow;
 
-/// Bytes that go to the network at once.
+/// Bytes that are read at once.
 pub(super) const PIECE_BYTES: usize = 256 * 1024;
+/// Bytes that go to the network at once: few enough that a slow link is seen to move.
+const CHUNK_BYTES: usize = 16 * 1024;
+/// Chunks that wait for the network.
+pub(super) const CHUNKS_WAITING: usize = 16;
 
 /// One file to send: its entry, and the stat it must still have.
 #[derive(Clone)]
@@ -30,25 +34,62 @@ pub trait Progress: Send + Sync {
     fn settled(&self);
 }
 
-/// When something last moved in either direction.
+/// When something last moved in either direction, and how fast the body went.
 pub(super) struct Moved {
     start: Instant,
     last_ms: AtomicU64,
+    bytes: AtomicU64,
+    /// When the whole body had been handed over; 0 before.
+    whole_ms: AtomicU64,
 }
+
+/// What the system may still hold of a body that was handed over.
+const HELD_BYTES: u64 = 2 * 1024 * 1024;
+/// Longest extra wait for that on a slow link.
+const HELD_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
 
 impl Moved {
     pub(super) fn new() -> Self {
-        Self { start: Instant::now(), last_ms: AtomicU64::new(0) }
+        Self {
+            start: Instant::now(),
+            last_ms: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            whole_ms: AtomicU64::new(0),
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     pub(super) fn mark(&self) {
-        let ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_ms.store(ms, Ordering::Relaxed);
+        self.last_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    fn handed_over(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.mark();
+    }
+
+    pub(super) fn whole(&self) {
+        self.whole_ms.store(self.now_ms().max(1), Ordering::Relaxed);
     }
 
     fn since(&self) -> Duration {
         let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
         self.start.elapsed().saturating_sub(last)
+    }
+
+    /// How long nothing may move: once all is handed over, what the system still holds has to get
+    /// out at the pace that the rest had.
+    fn patience(&self, wait: Duration) -> Duration {
+        let whole_ms = self.whole_ms.load(Ordering::Relaxed);
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        if whole_ms == 0 || bytes == 0 {
+            return wait;
+        }
+        let held_ms = u128::from(whole_ms) * u128::from(HELD_BYTES.min(bytes)) / u128::from(bytes);
+        wait + Duration::from_millis(u64::try_from(held_ms).unwrap_or(u64::MAX)).min(HELD_WAIT_MAX)
     }
 
     /// The future's value, or none once nothing has moved for so long.
@@ -59,7 +100,7 @@ impl Moved {
     ) -> Option<T> {
         tokio::pin!(future);
         loop {
-            let left = wait.saturating_sub(self.since());
+            let left = self.patience(wait).saturating_sub(self.since());
             if left.is_zero() {
                 return None;
             }
@@ -81,19 +122,19 @@ pub(super) struct ChannelWriter {
 impl Write for ChannelWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let bytes = match &self.pace {
-            Some(pace) => {
-                let step = &bytes[..bytes.len().min(STEP_BYTES)];
-                pace.wait(step.len());
-                step
-            }
+            Some(pace) => &bytes[..pace.step(bytes.len())],
             None => bytes,
         };
-        let piece = Bytes::copy_from_slice(bytes);
-        self.out
-            .blocking_send(Ok(piece))
-            .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-        self.moved.mark();
-        self.progress.sent(bytes.len() as u64);
+        let mut piece = Bytes::copy_from_slice(bytes);
+        while !piece.is_empty() {
+            let chunk = piece.split_to(piece.len().min(CHUNK_BYTES));
+            let len = chunk.len();
+            self.out
+                .blocking_send(Ok(chunk))
+                .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+            self.moved.handed_over(len);
+            self.progress.sent(len as u64);
+        }
         Ok(bytes.len())
     }
 
@@ -109,7 +150,7 @@ pub(super) fn write_stream(
     source: &Root,
     parcels: &[Parcel],
 ) -> io::Result<()> {
-    let out = sink.out.clone();
+    let (out, moved) = (sink.out.clone(), Arc::clone(&sink.moved));
     let write = || {
         let buffered = io::BufWriter::with_capacity(PIECE_BYTES, sink);
         let mut entries: Vec<Entry> = parcels.iter().map(|p| p.entry.clone()).collect();
@@ -124,6 +165,7 @@ pub(super) fn write_stream(
         stream.finish()?.flush()
     };
     let written = write();
+    moved.whole();
     if let Err(e) = &written {
         // The body must not look whole.
         let _ = out.blocking_send(Err(io::Error::new(e.kind(), e.to_string())));
@@ -134,4 +176,22 @@ pub(super) fn write_stream(
 pub(super) fn open_unchanged(source: &Root, parcel: &Parcel) -> Option<std::fs::File> {
     let file = source.open_regular(parcel.entry.path.as_str()).ok()?;
     (StatRow::of(&file.metadata().ok()?) == parcel.stat).then_some(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tail_of_a_body_on_a_slow_link_is_waited_for() {
+        let wait = Duration::from_secs(60);
+        let moved = Moved::new();
+        moved.handed_over(8 << 20);
+        assert_eq!(moved.patience(wait), wait);
+        moved.whole_ms.store(400_000, Ordering::Relaxed);
+        // 8 MiB took 400 s: 2 MiB take 100 s more.
+        assert_eq!(moved.patience(wait), wait + Duration::from_secs(100));
+        moved.whole_ms.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(moved.patience(wait), wait + HELD_WAIT_MAX);
+    }
 }

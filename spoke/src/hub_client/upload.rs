@@ -13,8 +13,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 
-use super::body::{ChannelWriter, Moved, Parcel, Progress, open_unchanged};
-use super::{CallError, HubClient, STALL_WAIT, Sent, WRITER_WAIT, not_the_hub, streamed};
+use super::body::{CHUNKS_WAITING, ChannelWriter, Moved, Parcel, Progress, open_unchanged};
+use super::{CallError, HubClient, Sent, WRITER_WAIT, carrying, streamed};
 
 /// Where an upload stands after a call.
 pub enum Reached {
@@ -44,17 +44,18 @@ impl HubClient {
             entry: entry.clone(),
         };
         let body = serde_json::to_vec(&request).map_err(|e| CallError::Client(e.to_string()))?;
+        let len = body.len() as u64;
         let (url, token) = self.addressed("POST", wire::UPLOADS, header);
         let request = self
-            .http
+            .http()
             .post(&url)
             .bearer_auth(token)
             .header(wire::REQUEST_ID, self.request_id())
             .header("content-type", "application/json")
-            .timeout(STALL_WAIT)
+            .timeout(self.way.stall * 2)
             .body(body);
         let response = request.send().await.map_err(|e| self.failed(&url, &e))?;
-        let judged = self.judge_any(&url, response).await;
+        let judged = self.judge_any(&url, response).await.map_err(|e| carrying(e, len));
         self.reached(header, self.with_hub_time(&url, judged)?)
     }
 
@@ -70,14 +71,14 @@ impl HubClient {
         let path = format!("{}/{}", wire::UPLOADS, header.value.bundle_id);
         let (url, token) = self.addressed("PATCH", &path, header);
         let moved = Arc::new(Moved::new());
-        let (out, pieces) = tokio::sync::mpsc::channel(2);
-        let pace = self.pace.clone();
+        let (out, pieces) = tokio::sync::mpsc::channel(CHUNKS_WAITING);
+        let pace = self.way.pace.clone();
         let sink = ChannelWriter { out, moved: Arc::clone(&moved), progress, pace };
         let is_last = piece.to == piece.parcel.entry.size_bytes;
         let (from, len) = (piece.from, piece.to - piece.from);
         let writing = tokio::task::spawn_blocking(move || write_piece(sink, &source, &piece));
         let request = self
-            .http
+            .http()
             .patch(&url)
             .bearer_auth(token)
             .header(wire::REQUEST_ID, self.request_id())
@@ -86,21 +87,19 @@ impl HubClient {
             .header(wire::UPLOAD_OFFSET, from)
             .header(wire::UPLOAD_COMPLETE, if is_last { "?1" } else { "?0" })
             .body(streamed(pieces));
-        let stalled = || CallError::Broken {
-            url: url.clone(),
-            why: format!("nothing moved for {} s", STALL_WAIT.as_secs()),
-        };
+        let stalled = || self.stalled(&url);
         let answer = async {
             let response = moved
-                .unless_stalled(STALL_WAIT, request.send())
+                .unless_stalled(self.way.stall, request.send())
                 .await
                 .ok_or_else(stalled)?
                 .map_err(|e| self.failed(&url, &e))?;
             let judged = self.judge_any(&url, response);
-            moved.unless_stalled(STALL_WAIT, judged).await.ok_or_else(stalled)?
+            moved.unless_stalled(self.way.stall, judged).await.ok_or_else(stalled)?
         };
         let answer = answer.await;
         let _ = tokio::time::timeout(WRITER_WAIT, writing).await;
+        let answer = answer.map_err(|e| carrying(e, len));
         self.reached(header, self.with_hub_time(&url, answer)?)
     }
 
@@ -125,11 +124,11 @@ impl HubClient {
         (status, offset, bytes): (u16, Option<u64>, Bytes),
     ) -> Result<Reached, CallError> {
         if status != 200 {
-            let missing = || not_the_hub(status, String::new(), &bytes);
+            let missing = || self.not_the_hub(status, &bytes);
             return offset.map(Reached::Offset).ok_or_else(missing);
         }
         let answer: UploadAnswer =
-            serde_json::from_slice(&bytes).map_err(|_| not_the_hub(200, String::new(), &bytes))?;
+            serde_json::from_slice(&bytes).map_err(|_| self.not_the_hub(200, &bytes))?;
         let answers = Answers::Bundle(header.value.bundle_id);
         let receipt = self.open(answer.receipt, answers)?;
         Ok(Reached::Done(Box::new(Sent { receipt, stopped: answer.stopped })))
@@ -138,7 +137,7 @@ impl HubClient {
 
 /// Writes the piece; a file that is not as it was breaks the body off.
 fn write_piece(mut sink: ChannelWriter, source: &Root, piece: &Piece) -> io::Result<()> {
-    let out = sink.out.clone();
+    let (out, moved) = (sink.out.clone(), Arc::clone(&sink.moved));
     let write = || -> io::Result<()> {
         let changed = || io::Error::other("the file has changed since it was hashed");
         let mut file = open_unchanged(source, &piece.parcel).ok_or_else(changed)?;
@@ -158,6 +157,7 @@ fn write_piece(mut sink: ChannelWriter, source: &Root, piece: &Piece) -> io::Res
     };
     let mut write = write;
     let written = write();
+    moved.whole();
     if let Err(e) = &written {
         let _ = out.blocking_send(Err(io::Error::new(e.kind(), e.to_string())));
     }

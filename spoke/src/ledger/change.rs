@@ -14,7 +14,9 @@ use crate::plan::{State, after_outcome};
 #[derive(Clone, Debug)]
 pub enum Change {
     /// Pending under the series' next number.
-    Number { path: FilePath, stat: StatRow, sha256: Sha256Digest },
+    Number { path: FilePath, stat: StatRow, sha256: Sha256Digest, class: u32 },
+    /// Only how urgent it is.
+    Class { path: FilePath, class: u32 },
     /// Only the stat.
     Refresh { path: FilePath, stat: StatRow },
     /// Another state, and why; a number that was open becomes void.
@@ -293,6 +295,21 @@ impl Ledger {
         self.transaction(|c| replace_series(c, &hub_id.to_string(), series))
     }
 
+    /// Opens a series that replaces another than the present one, which is replaced already.
+    pub fn replace_newer(
+        &mut self,
+        hub_id: HubId,
+        newer: SeriesId,
+        series: SeriesId,
+    ) -> Result<(), Error> {
+        let hub = hub_id.to_string();
+        self.transaction(|c| {
+            replace_series(c, &hub, series)?;
+            c.execute("UPDATE hubs SET replaces = ?2 WHERE hub_id = ?1", [&hub, &newer.to_string()])
+                .map(drop)
+        })
+    }
+
     /// A person sets files aside that wait for one; how many rows that was. Undone by a requeue.
     pub fn dismiss(
         &mut self,
@@ -382,14 +399,18 @@ fn void_open_number(c: &Connection, hub: &str, path: &str, reason: &str) -> rusq
 
 fn record_one(c: &Connection, hub: &str, change: &Change, now: Timestamp) -> rusqlite::Result<()> {
     match change {
-        Change::Number { path, stat, sha256 } => {
+        Change::Class { path, class } => {
+            c.prepare_cached("UPDATE files SET class = ?3 WHERE hub_id = ?1 AND path = ?2")?
+                .execute(params![hub, path.as_str(), class])?;
+        }
+        Change::Number { path, stat, sha256, class } => {
             void_open_number(c, hub, path.as_str(), "content changed before it was sent")?;
             let seq = next_seq(c, hub)?;
             let partition = path.partition().map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
             c.prepare_cached(
                 "INSERT OR REPLACE INTO files (hub_id, path, state, sha256, size_bytes, mtime_ns,
-                                               ctime_ns, inode, seq, partition_ms, since)
-                 VALUES (?1, ?2, 'pending', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+                                               ctime_ns, inode, seq, partition_ms, since, class)
+                 VALUES (?1, ?2, 'pending', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
             )?
             .execute(params![
                 hub,
@@ -401,7 +422,8 @@ fn record_one(c: &Connection, hub: &str, change: &Change, now: Timestamp) -> rus
                 stat.inode.cast_signed(),
                 signed(seq),
                 partition,
-                now.unix_ms()
+                now.unix_ms(),
+                class
             ])?;
         }
         Change::Refresh { path, stat } => {
@@ -420,33 +442,45 @@ fn record_one(c: &Connection, hub: &str, change: &Change, now: Timestamp) -> rus
         }
         Change::Leave { path, stat, state, code, detail } => {
             void_open_number(c, hub, path.as_str(), code)?;
-            let partition = path.partition().map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
-            c.prepare_cached(
-                "INSERT INTO files (hub_id, path, state, size_bytes, mtime_ns, ctime_ns, inode,
-                                    partition_ms, code, detail, since)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
-                 ON CONFLICT (hub_id, path) DO UPDATE SET
-                     state = excluded.state, size_bytes = excluded.size_bytes,
-                     mtime_ns = excluded.mtime_ns, ctime_ns = excluded.ctime_ns,
-                     inode = excluded.inode, code = excluded.code, detail = excluded.detail,
-                     since = excluded.since",
-            )?
-            .execute(params![
-                hub,
-                path.as_str(),
-                state.as_str(),
-                signed(stat.size_bytes),
-                stat.mtime_ns,
-                stat.ctime_ns,
-                stat.inode.cast_signed(),
-                partition,
-                code,
-                detail,
-                now.unix_ms()
-            ])?;
+            leave(c, hub, (path, stat, *state), (code, detail), now)?;
         }
     }
     Ok(())
+}
+
+/// Writes a row that nothing is sent of, and why.
+fn leave(
+    c: &Connection,
+    hub: &str,
+    (path, stat, state): (&FilePath, &StatRow, State),
+    (code, detail): (&str, &str),
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let partition = path.partition().map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
+    c.prepare_cached(
+        "INSERT INTO files (hub_id, path, state, size_bytes, mtime_ns, ctime_ns, inode,
+                            partition_ms, code, detail, since)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+         ON CONFLICT (hub_id, path) DO UPDATE SET
+             state = excluded.state, size_bytes = excluded.size_bytes,
+             mtime_ns = excluded.mtime_ns, ctime_ns = excluded.ctime_ns,
+             inode = excluded.inode, code = excluded.code, detail = excluded.detail,
+             since = excluded.since",
+    )?
+    .execute(params![
+        hub,
+        path.as_str(),
+        state.as_str(),
+        signed(stat.size_bytes),
+        stat.mtime_ns,
+        stat.ctime_ns,
+        stat.inode.cast_signed(),
+        partition,
+        code,
+        detail,
+        now.unix_ms()
+    ])
+    .map(drop)
 }
 
 /// True when the line's path and digest equal a row that waits for an answer.

@@ -1,6 +1,6 @@
 //! What each pass came to: the last 1,000 of them.
 
-use barque_bundle::Timestamp;
+use barque_bundle::{HubId, Timestamp};
 use rusqlite::params;
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,8 @@ pub struct Counts {
 /// One pass.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PassRow {
+    /// Absent for one of before hubs were noted.
+    pub hub_id: Option<HubId>,
     pub started_at: Timestamp,
     /// Absent while it runs, and for one that was killed.
     pub ended_at: Option<Timestamp>,
@@ -51,17 +53,27 @@ pub struct PassEnd {
 
 impl Ledger {
     /// Notes that a pass begins; its number. The caller holds the lock, so no other pass runs.
-    pub fn begin_pass(&mut self, now: Timestamp) -> Result<u64, Error> {
+    pub fn begin_pass(&mut self, hub_id: HubId, now: Timestamp) -> Result<u64, Error> {
         self.transaction(|c| {
             // One without an end was ended from outside.
             c.execute(
                 "UPDATE passes SET reason = 'interrupted' WHERE ended_at IS NULL AND reason IS NULL",
                 [],
             )?;
-            c.execute("INSERT INTO passes (started_at) VALUES (?1)", [now.unix_ms()])?;
+            c.execute(
+                "INSERT INTO passes (started_at, hub_id) VALUES (?1, ?2)",
+                params![now.unix_ms(), hub_id.to_string()],
+            )?;
             let pass = unsigned(c.last_insert_rowid());
             c.execute("DELETE FROM passes WHERE pass_id <= ?1", [signed(pass) - signed(KEPT)])?;
             Ok(pass)
+        })
+    }
+
+    /// One that did nothing and called nobody is not listed.
+    pub fn forget_pass(&mut self, pass: u64) -> Result<(), Error> {
+        self.transaction(|c| {
+            c.execute("DELETE FROM passes WHERE pass_id = ?1", [signed(pass)]).map(drop)
         })
     }
 
@@ -113,7 +125,9 @@ impl Ledger {
                 let started_at: i64 = r.get("started_at")?;
                 let ended_at: Option<i64> = r.get("ended_at")?;
                 let counts: String = r.get("counts")?;
+                let hub_id: Option<String> = r.get("hub_id")?;
                 Ok(PassRow {
+                    hub_id: hub_id.and_then(|h| h.parse().ok()),
                     started_at: Timestamp::from_unix_ms(started_at),
                     ended_at: ended_at.map(Timestamp::from_unix_ms),
                     // A clock that was set back in between gives no duration.
@@ -138,7 +152,7 @@ mod tests {
         let mut ledger = Ledger::open(&dir.path().join("ledger.db")).unwrap();
         let at = Timestamp::from_unix_ms;
         for n in 0..1_005 {
-            let pass = ledger.begin_pass(at(10 * n)).unwrap();
+            let pass = ledger.begin_pass(HubId::new(at(1), [1; 10]), at(10 * n)).unwrap();
             let counts = Counts { discovered: pass, left: pass, ..Counts::default() };
             let end = PassEnd { counts, exit_code: 75, reason: Some("hub_not_reached".into()) };
             if n != 1_003 {

@@ -44,6 +44,8 @@ pub struct FileRow {
     pub stat: StatRow,
     pub seq: Option<u64>,
     pub partition_ms: i64,
+    /// What is more urgent has a lower one.
+    pub class: u32,
     pub attempts: u32,
     pub their_sha256: Option<Sha256Digest>,
     pub code: Option<String>,
@@ -70,6 +72,7 @@ impl FileRow {
     pub fn page_key(&self) -> PageKey {
         PageKey {
             attempts: self.attempts,
+            class: self.class,
             partition_ms: self.partition_ms,
             path: self.path.to_string(),
         }
@@ -79,17 +82,19 @@ impl FileRow {
 /// Void numbers that are told in one request.
 const VOIDS_AT_ONCE: i64 = 2_000;
 
-/// Where a page of pending files ended: fewest attempts first, then newest partition, then name.
+/// Where a page of pending files ended: fewest attempts first, then the most urgent, then the
+/// newest partition, then by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageKey {
     pub attempts: u32,
+    pub class: u32,
     pub partition_ms: i64,
     pub path: String,
 }
 
 impl PageKey {
     pub fn first() -> Self {
-        Self { attempts: 0, partition_ms: i64::MAX, path: String::new() }
+        Self { attempts: 0, class: 0, partition_ms: i64::MAX, path: String::new() }
     }
 }
 
@@ -130,6 +135,7 @@ fn row(r: &Row<'_>) -> rusqlite::Result<FileRow> {
         },
         seq: r.get::<_, Option<i64>>("seq")?.map(unsigned),
         partition_ms: r.get("partition_ms")?,
+        class: r.get("class")?,
         attempts: r.get("attempts")?,
         their_sha256: digest("their_sha256")?,
         code: r.get("code")?,
@@ -146,6 +152,32 @@ impl Ledger {
             .map_err(self.wrap())
     }
 
+    /// The digest that a file with this very stat had when it was read for another hub.
+    pub fn digest_for_another(
+        &self,
+        hub_id: HubId,
+        path: &FilePath,
+        stat: &StatRow,
+    ) -> Result<Option<Sha256Digest>, Error> {
+        let mut statement = self
+            .connection
+            .prepare_cached(
+                "SELECT f.* FROM hubs h JOIN files f ON f.hub_id = h.hub_id AND f.path = ?2
+                 WHERE h.hub_id <> ?1
+                   AND f.state IN ('pending', 'in_flight', 'exported', 'synced', 'conflict')",
+            )
+            .map_err(self.wrap())?;
+        let rows =
+            statement.query_map([&hub_id.to_string(), path.as_str()], row).map_err(self.wrap())?;
+        for found in rows {
+            let found = found.map_err(self.wrap())?;
+            if found.stat == *stat {
+                return Ok(found.sha256);
+            }
+        }
+        Ok(None)
+    }
+
     /// Pending files behind a key, in the order of sending.
     pub fn pending_page(
         &self,
@@ -157,9 +189,9 @@ impl Ledger {
             .connection
             .prepare_cached(
                 "SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending'
-                   AND (attempts > ?2 OR (attempts = ?2 AND
-                        (partition_ms < ?3 OR (partition_ms = ?3 AND path > ?4))))
-                 ORDER BY attempts, partition_ms DESC, path LIMIT ?5",
+                   AND (attempts > ?2 OR (attempts = ?2 AND (class > ?6 OR (class = ?6 AND
+                        (partition_ms < ?3 OR (partition_ms = ?3 AND path > ?4))))))
+                 ORDER BY attempts, class, partition_ms DESC, path LIMIT ?5",
             )
             .map_err(self.wrap())?;
         let rows = statement
@@ -169,7 +201,8 @@ impl Ledger {
                     after.attempts,
                     after.partition_ms,
                     after.path,
-                    signed(limit as u64)
+                    signed(limit as u64),
+                    after.class
                 ],
                 row,
             )

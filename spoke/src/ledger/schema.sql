@@ -11,7 +11,8 @@ CREATE TABLE hubs (
     as_of           INTEGER,              -- end of the last complete scan
     clock_offset_ms INTEGER NOT NULL DEFAULT 0,
     hub_time        INTEGER,              -- the latest time that the hub signed
-    last_success    INTEGER
+    last_success    INTEGER,
+    rows_checked    INTEGER               -- when rows of files that are gone were last looked for
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE receipts (
@@ -45,12 +46,14 @@ CREATE TABLE files (
     code         TEXT,
     detail       TEXT,
     since        INTEGER NOT NULL,        -- when the row came into this state
+    class        INTEGER NOT NULL DEFAULT 100, -- what is more urgent has a lower one
+    gone_since   INTEGER,                 -- when the file was first found to be gone
     PRIMARY KEY (hub_id, path),
     -- Exported is not synced; only a stored receipt makes a file synced.
     CHECK (state <> 'synced' OR receipt_id IS NOT NULL),
     CHECK (state NOT IN ('pending', 'in_flight') OR (sha256 IS NOT NULL AND seq IS NOT NULL))
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX files_pending ON files (hub_id, attempts, partition_ms DESC, path)
+CREATE INDEX files_pending ON files (hub_id, attempts, class, partition_ms DESC, path)
     WHERE state = 'pending';
 CREATE INDEX files_open ON files (hub_id, state) WHERE state <> 'synced';
 
@@ -72,11 +75,19 @@ CREATE TABLE passes (
     ended_at   INTEGER,               -- none: it runs, or it was ended from outside
     counts     TEXT NOT NULL DEFAULT '{}',
     exit_code  INTEGER,
-    reason     TEXT
+    reason     TEXT,
+    hub_id     TEXT
 ) STRICT;
 
 -- Bytes of bodies by day of UTC, for budgets.
 CREATE TABLE spent (
     day   TEXT PRIMARY KEY,
     bytes INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Most bytes that went in one body to an address, where something on the way refuses larger ones.
+CREATE TABLE bodies (
+    address   TEXT PRIMARY KEY,
+    max_bytes INTEGER NOT NULL,
+    since     INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;

@@ -1,37 +1,47 @@
-//! Who this spoke is, which hub is meant, and a line to it.
+//! Who this spoke is, which hubs are meant, and a line to one.
 
-use std::sync::Arc;
+use std::time::Duration;
 
-use crate::budget::Pace;
+use barque_bundle::HubId;
+
+use super::Line;
 use crate::config::{HubEntry, SpokeConfig, StateFolder};
 use crate::edge::Edge;
 use crate::error::Error;
-use crate::hub_client::{HubClient, Party};
+use crate::hub_client::{HubClient, Party, Way};
 use crate::identity::Identity;
 use crate::ledger::Ledger;
 use crate::pin::Times;
 
-pub(super) fn enrolled(
+pub(super) fn not_enrolled(state: &StateFolder) -> Error {
+    Error::NotEnrolled(format!(
+        "{} is not enrolled at a hub; enroll it with: barque enroll TOKEN --state {0} --source DIR",
+        state.path().display()
+    ))
+}
+
+/// The identity, and the hubs of the state folder or the one that is asked for.
+pub(super) fn enrolled<'c>(
     state: &StateFolder,
     identity: Option<Identity>,
-    config: &SpokeConfig,
-) -> Result<(Identity, HubEntry), Error> {
-    match (identity, config.hubs.first()) {
-        (Some(identity), Some(hub)) => Ok((identity, hub.clone())),
-        _ => Err(Error::NotEnrolled(format!(
-            "{} is not enrolled at a hub; enroll it with: barque enroll TOKEN --state {0} --source DIR",
-            state.path().display()
-        ))),
+    config: &'c SpokeConfig,
+    only: Option<HubId>,
+) -> Result<(Identity, Vec<&'c HubEntry>), Error> {
+    let hubs = config.hubs_named(only).map_err(Error::Usage)?;
+    match identity {
+        Some(identity) if !hubs.is_empty() => Ok((identity, hubs)),
+        _ => Err(not_enrolled(state)),
     }
 }
 
 pub(super) fn client(
     identity: &Identity,
-    hub: &HubEntry,
+    line: &Line<'_>,
     ledger: &Ledger,
     edge: &Edge,
-    pace: Option<Arc<Pace>>,
+    stall: Duration,
 ) -> Result<HubClient, Error> {
+    let hub = line.hub;
     let pin = identity.pin(hub.hub_id).ok_or_else(|| {
         Error::NotEnrolled(format!("identity.json trusts no root of hub {}", hub.hub_id))
     })?;
@@ -47,5 +57,5 @@ pub(super) fn client(
         row.as_ref().map_or(0, |h| h.clock_offset_ms),
         row.as_ref().and_then(|h| h.hub_time),
     );
-    Ok(HubClient::new(party, times, edge.clone(), pace)?)
+    Ok(HubClient::new(party, times, edge.clone(), Way { pace: line.pace.clone(), stall })?)
 }

@@ -43,6 +43,8 @@ pub struct PushReport {
     /// Why the pass ended before all was sent.
     pub stopped_by: Option<String>,
     pub hub_reached: bool,
+    /// What a person should know although no file waits for it.
+    pub warnings: Vec<Warning>,
     /// Receipts stored by this pass.
     pub receipts: u64,
     /// At most 1,000 of each are named.
@@ -55,6 +57,9 @@ pub struct PushReport {
     pub skipped_by: std::collections::BTreeMap<String, u64>,
     pub ignored_by: std::collections::BTreeMap<&'static str, u64>,
     pub duration_ms: u64,
+    /// The same of the spoke's other hubs, in their order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub other_hubs: Vec<PushReport>,
     #[serde(skip)]
     pub error: Option<CallError>,
     /// The hub does not take this spoke or its requests, which waiting does not mend.
@@ -65,6 +70,9 @@ pub struct PushReport {
     pub is_used_up: bool,
     #[serde(skip)]
     pub is_dry: bool,
+    /// There was nothing to say, so the hub was not called.
+    #[serde(skip)]
+    pub is_idle: bool,
 }
 
 /// A file that went on where an earlier try had ended.
@@ -73,6 +81,22 @@ pub struct Resumed {
     pub path: String,
     /// Bytes that the hub had.
     pub offset: u64,
+}
+
+/// What a person should know although no file waits for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Warning {
+    pub code: &'static str,
+    pub detail: String,
+}
+
+impl Warning {
+    fn forked_series() -> Self {
+        let detail = "another machine pushes with a copy of this state folder; the files of both \
+                      are taken. Give one of them a name of its own: announce it on the hub and \
+                      run `barque enroll --new-identity TOKEN` on that machine";
+        Self { code: "forked_series", detail: detail.to_owned() }
+    }
 }
 
 /// A path under which the hub has other content.
@@ -98,16 +122,38 @@ impl PushReport {
         self.conflict + self.modified + self.failed > 0 || !self.unreadable.is_empty()
     }
 
+    /// This report and those of the other hubs.
+    pub fn of_all(&self) -> impl Iterator<Item = &PushReport> {
+        std::iter::once(self).chain(&self.other_hubs)
+    }
+
+    /// Bytes of bodies to all hubs.
+    pub fn wire_bytes_of_all(&self) -> u64 {
+        self.of_all().map(|r| r.wire_bytes).sum()
+    }
+
+    /// The exit code of a push: of its hubs', what only a person can mend comes first, then what
+    /// time may mend.
+    pub fn exit_code(&self) -> u8 {
+        let rank = |code: &u8| match *code {
+            0 => 0,
+            code if code == ErrorKind::Unavailable.exit_code() => 1,
+            NEEDS_A_PERSON => 2,
+            _ => 3,
+        };
+        self.of_all().map(PushReport::exit_code_of_hub).max_by_key(rank).unwrap_or(0)
+    }
+
     /// The exit code of the pass: 0 nothing needs a person, 3 a file does, 75 try again later, or
     /// that of the refusal that ended it.
-    pub fn exit_code(&self) -> u8 {
+    pub fn exit_code_of_hub(&self) -> u8 {
         let try_later = ErrorKind::Unavailable.exit_code();
         match &self.error {
             Some(e) if self.is_refused => e.kind().exit_code(),
             // What only a person can mend comes before what time may mend.
             _ if self.needs_a_person() && self.hub_reached => NEEDS_A_PERSON,
             _ if self.stopped_by.is_some() && !self.is_used_up => try_later,
-            _ if !self.is_dry && !self.hub_reached => try_later,
+            _ if !self.is_dry && !self.is_idle && !self.hub_reached => try_later,
             _ if self.needs_a_person() => NEEDS_A_PERSON,
             _ => 0,
         }
@@ -132,7 +178,7 @@ impl PushReport {
             (Some(word), Some(why)) => Some(format!("{word}: {why}")),
             (word, why) => word.clone().or(why),
         };
-        PassEnd { counts, exit_code: self.exit_code(), reason }
+        PassEnd { counts, exit_code: self.exit_code_of_hub(), reason }
     }
 }
 
@@ -154,6 +200,8 @@ pub(super) struct Results {
     pub(super) stopped_by: Option<String>,
     is_refused: bool,
     is_used_up: bool,
+    pub(super) is_idle: bool,
+    pub(super) is_forked: bool,
     pub(super) error: Option<CallError>,
 }
 
@@ -176,6 +224,8 @@ impl Results {
             stopped_by: None,
             is_refused: false,
             is_used_up: false,
+            is_idle: false,
+            is_forked: false,
             error: None,
         }
     }
@@ -311,6 +361,7 @@ impl Results {
             left: left + scan.state(State::Exported),
             stopped_by: self.stopped_by,
             hub_reached: self.hub_reached,
+            warnings: self.is_forked.then(Warning::forked_series).into_iter().collect(),
             receipts: self.receipts,
             conflicts: conflicts(ledger, hub_id)?,
             failures: failures(ledger, hub_id, source)?,
@@ -322,7 +373,9 @@ impl Results {
             error: self.error,
             is_refused: self.is_refused,
             is_used_up: self.is_used_up,
+            is_idle: self.is_idle,
             is_dry: scan.is_dry,
+            other_hubs: Vec::new(),
         })
     }
 }
@@ -375,7 +428,7 @@ mod tests {
         let mut changes = Vec::new();
         for name in ["left", "lost"] {
             let path: barque_bundle::FilePath = format!("{name}.parquet").parse().unwrap();
-            changes.push(Change::Number { path, stat, sha256: Sha256Digest::of(b"") });
+            changes.push(Change::Number { path, stat, sha256: Sha256Digest::of(b""), class: 100 });
         }
         ledger.record(hub_id, &changes, now).unwrap();
         ledger.clear_notes().unwrap();

@@ -3,16 +3,17 @@
 //! After a broken stream the hub is asked what it kept. A bundle that breaks again with nothing
 //! kept is halved, down to the one file that is at fault: it goes last and holds up no other.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use barque_bundle::header::Draft;
 use barque_bundle::wire::{Problem, Stopped};
 use barque_bundle::{BundleId, ByteSize, Entry, FilePath, Header, Outcome, OutcomeLine, Signed};
 
-use super::{End, Event, Pass, Results, State, Stop, fault};
+use super::{End, Event, Pass, Results, State, Stop};
 use crate::error::Error;
-use crate::fault::Fault;
+use crate::fault::{self, Fault};
 use crate::hub_client::{CallError, Parcel, Progress, Sent};
 use crate::ledger::FileRow;
 use crate::plan::{self, Load};
@@ -25,6 +26,8 @@ pub(super) const BREAKS_MAX: u32 = 2;
 /// down to one takes 12.
 const BREAKS_IN_A_ROW_MAX: u32 = 16;
 
+/// What the signed header of a stream takes.
+const HEADER_BYTES: u64 = 4 * 1024;
 /// What a file takes in a stream beside its bytes, at the most: headers, its entry, padding.
 const MEMBER_BYTES: u64 = 4 * 1024;
 
@@ -33,12 +36,9 @@ pub(super) enum Bundle {
     Through,
     /// It broke with nothing kept: its halves are tried apart.
     Halved(Vec<FileRow>, Vec<FileRow>),
+    /// Something on the way refused it for its size, as it seems; these are still to go.
+    TooLarge(Vec<FileRow>),
     StartOver,
-}
-
-enum Work {
-    Bundle(Vec<FileRow>),
-    Upload(Box<FileRow>),
 }
 
 impl Pass<'_> {
@@ -48,52 +48,44 @@ impl Pass<'_> {
         rows: Vec<FileRow>,
         results: &mut Results,
     ) -> Result<End, Stop> {
-        let by_path: HashMap<FilePath, FileRow> =
-            rows.iter().map(|r| (r.path.clone(), r.clone())).collect();
-        let entries: Vec<Entry> = rows.iter().filter_map(FileRow::entry).collect();
-        let bytes = entries.iter().map(|e| e.size_bytes).sum();
-        (self.events)(Event::Sending { files: entries.len() as u64, bytes });
-        let rows_of = |bundle: Vec<Entry>| -> Vec<FileRow> {
-            bundle.iter().filter_map(|e| by_path.get(&e.path).cloned()).collect()
-        };
-        let is_upload = |e: &Entry| e.size_bytes > self.upload_above || self.kept.contains(&e.path);
-        let mut waiting: VecDeque<Work> = plan::pack(entries, is_upload)
-            .into_iter()
-            .filter_map(|load| match load {
-                Load::Bundle(entries) => Some(Work::Bundle(rows_of(entries))),
-                Load::Upload(e) => by_path.get(&e.path).cloned().map(Box::new).map(Work::Upload),
-            })
-            .collect();
-        while let Some(work) = waiting.pop_front() {
+        let bytes = rows.iter().map(|r| r.stat.size_bytes).sum();
+        (self.events)(Event::Sending { files: rows.len() as u64, bytes });
+        let mut waiting: VecDeque<Load<FileRow>> = self.pack(rows).into();
+        while let Some(load) = waiting.pop_front() {
             if self.is_used_up(results) {
                 break;
             }
-            let done = match work {
-                Work::Bundle(rows) => {
+            let done = match load {
+                Load::Bundle(rows) => {
                     let (rows, mut rest) = self.affordable(rows, results);
                     // Larger than what may go in this pass: a part goes now, the rest next time.
                     let large = if rows.is_empty() { rest.pop_front() } else { None };
                     if !rest.is_empty() {
-                        waiting.push_front(Work::Bundle(rest.into()));
+                        waiting.push_front(Load::Bundle(rest.into()));
                     }
                     match large {
                         Some(row) => self.upload(row, results).await?,
                         None => self.send_bundle(rows, results).await?,
                     }
                 }
-                Work::Upload(row) => self.upload(*row, results).await?,
+                Load::Upload(row) => self.upload(row, results).await?,
             };
             match done {
                 Bundle::Through => {}
                 Bundle::Halved(first, second) => {
-                    waiting.push_front(Work::Bundle(second));
-                    waiting.push_front(Work::Bundle(first));
+                    waiting.push_front(Load::Bundle(second));
+                    waiting.push_front(Load::Bundle(first));
+                }
+                Bundle::TooLarge(rows) => {
+                    // All that waits was packed for larger bodies.
+                    let rows = rows.into_iter().chain(waiting.drain(..).flat_map(Load::into_items));
+                    waiting = self.pack(rows.collect()).into();
                 }
                 Bundle::StartOver => return Ok(End::StartOver),
             }
             // What a cut left at the hub goes on by itself, whatever became of its bundle.
             for row in self.rest.drain(..).rev() {
-                waiting.push_front(Work::Upload(Box::new(row)));
+                waiting.push_front(Load::Upload(row));
             }
             if self.bodies_end {
                 break;
@@ -102,13 +94,25 @@ impl Pass<'_> {
         Ok(End::Done)
     }
 
+    /// Cuts rows, in their order, into what goes in one body each.
+    fn pack(&self, rows: Vec<FileRow>) -> Vec<Load<FileRow>> {
+        let bytes_max = plan::BUNDLE_BYTES_MAX.min(self.body_max().saturating_sub(HEADER_BYTES));
+        let above = self.settings.upload_above;
+        let weigh = |r: &FileRow| plan::member_bytes(&r.path, r.stat.size_bytes);
+        let is_upload = |r: &FileRow| {
+            let is_too_large = self.body_max() != u64::MAX && weigh(r) > bytes_max;
+            r.stat.size_bytes > above || is_too_large || self.kept.contains(&r.path)
+        };
+        plan::pack(rows, bytes_max, weigh, is_upload)
+    }
+
     /// The rows that still fit what may be sent, and the rest.
     fn affordable(
         &self,
         mut rows: Vec<FileRow>,
         results: &Results,
     ) -> (Vec<FileRow>, VecDeque<FileRow>) {
-        let Some(left) = self.allowance.left(results.wire_bytes()) else {
+        let Some(left) = self.settings.allowance.left(results.wire_bytes()) else {
             return (rows, VecDeque::new());
         };
         let mut sum = 0u64;
@@ -135,9 +139,12 @@ impl Pass<'_> {
             let Some(error) = self.worth_another_try(fault, error, results)? else {
                 return Ok(Bundle::Through);
             };
-            breaks += 1;
-            self.breaks_in_a_row += 1;
-            self.pause(&error, breaks).await;
+            let is_too_large = self.is_too_large(&error)?;
+            if !is_too_large {
+                breaks += 1;
+                self.breaks_in_a_row += 1;
+                self.pause(&error, breaks).await;
+            }
             let waiting = self.still_pending(&rows)?;
             let waiting = self.still_there(waiting, results)?;
             if waiting.is_empty() {
@@ -150,6 +157,9 @@ impl Pass<'_> {
             let (rest, missing): (Vec<_>, Vec<_>) =
                 missing.into_iter().partition(|r| self.kept.contains(&r.path));
             self.rest.extend(rest);
+            if is_too_large {
+                return Ok(Bundle::TooLarge(missing));
+            }
             if missing.len() < rows.len() {
                 breaks = 0;
                 self.breaks_in_a_row = 0;
@@ -157,7 +167,7 @@ impl Pass<'_> {
             let (fit, beyond) = self.affordable(missing, results);
             if !beyond.is_empty() {
                 // Sent twice is paid twice.
-                results.used_up(self.allowance.tighter());
+                results.used_up(self.settings.allowance.tighter());
                 self.bodies_end = true;
             }
             rows = fit;
@@ -219,7 +229,7 @@ impl Pass<'_> {
         for row in rows {
             // No limit: a link that is too weak for a file is no fault of the file's content.
             let why = (error.code(), "the file did not get through; others go first");
-            self.ledger.count_attempt(self.hub.hub_id, &row.path, why)?;
+            self.ledger.count_attempt(self.hub_id(), &row.path, why)?;
             self.faulted.insert(row.path);
         }
         results.stopped_by = Some("did_not_get_through".to_owned());
@@ -238,7 +248,7 @@ impl Pass<'_> {
         let parcels =
             rows.iter().filter_map(|r| Some(Parcel { entry: r.entry()?, stat: r.stat })).collect();
         let paths: Vec<&FilePath> = rows.iter().map(|r| &r.path).collect();
-        self.ledger.depart(self.hub.hub_id, bundle_id, &paths, self.edge.now())?;
+        self.ledger.depart(self.hub_id(), bundle_id, &paths, self.edge.now())?;
         tracing::debug!(
             bundle = %bundle_id,
             files = rows.len(),
@@ -251,7 +261,7 @@ impl Pass<'_> {
         match sent {
             Ok(sent) => self.take_receipt(bundle_id, &sent, results),
             Err(e) => {
-                self.ledger.give_back(self.hub.hub_id, bundle_id, self.edge.now())?;
+                self.ledger.give_back(self.hub_id(), bundle_id, self.edge.now())?;
                 Ok(Some(e))
             }
         }
@@ -266,9 +276,10 @@ impl Pass<'_> {
     ) -> Result<Sent, CallError> {
         let (told, mut tell) = tokio::sync::mpsc::unbounded_channel();
         let progress: Arc<dyn Progress> = Arc::new(Told(told));
-        let sending = self.client.send(header, Arc::clone(&self.source), parcels, progress);
+        let sending =
+            self.client.send(header, Arc::clone(&self.settings.source), parcels, progress);
         tokio::pin!(sending);
-        let deadline = self.deadline();
+        let deadline = self.settings.allowance.over(Duration::ZERO);
         tokio::pin!(deadline);
         loop {
             tokio::select! {
@@ -287,17 +298,6 @@ impl Pass<'_> {
         }
     }
 
-    /// Ends when the pass may go on no longer; never when it may.
-    pub(super) fn deadline(&self) -> impl Future<Output = ()> + use<> {
-        let at = self.allowance.deadline();
-        async move {
-            match at {
-                Some(at) => tokio::time::sleep_until(at.into()).await,
-                None => std::future::pending().await,
-            }
-        }
-    }
-
     pub(super) fn header(
         &self,
         bundle_id: BundleId,
@@ -308,17 +308,17 @@ impl Pass<'_> {
         entries.sort_by(|a, b| a.path.cmp(&b.path));
         let draft = Draft {
             bundle_id,
-            spoke_id: self.identity.spoke_id.clone(),
-            hub_id: self.hub.hub_id,
+            spoke_id: self.settings.identity.spoke_id.clone(),
+            hub_id: self.hub_id(),
             created_at: self.hub_now(),
             series: hub.series,
             seq_head: hub.seq_head,
             as_of: hub.as_of,
-            voids: self.ledger.untold_voids(self.hub.hub_id, hub.series)?,
+            voids: self.ledger.untold_voids(self.hub_id(), hub.series)?,
             replaces: hub.replaces,
             label: None,
         };
-        Ok(Header::sign(draft, &entries, &self.identity.key))
+        Ok(Header::sign(draft, &entries, &self.settings.identity.key))
     }
 
     /// Takes a receipt into the ledger; why the rest was not taken, if it was not.
@@ -328,7 +328,7 @@ impl Pass<'_> {
         sent: &Sent,
         results: &mut Results,
     ) -> Result<Option<CallError>, Error> {
-        let (hub_id, now) = (self.hub.hub_id, self.edge.now());
+        let (hub_id, now) = (self.hub_id(), self.edge.now());
         results.hub_reached = true;
         let applied = self.ledger.apply_receipt(hub_id, &sent.receipt, now)?;
         barque_bundle::fault::after(barque_bundle::fault::Step::LedgerWritten);
@@ -354,7 +354,7 @@ impl Pass<'_> {
 
     /// The bytes were not the declared ones: looks whether the file or the way was at fault.
     fn after_damage(&mut self, line: &OutcomeLine, results: &mut Results) -> Result<(), Error> {
-        let hub_id = self.hub.hub_id;
+        let hub_id = self.hub_id();
         let Some(row) = self.ledger.file(hub_id, &line.path)? else {
             return Ok(());
         };
@@ -379,7 +379,7 @@ impl Pass<'_> {
     fn still_pending(&self, rows: &[FileRow]) -> Result<Vec<FileRow>, Error> {
         let mut still = Vec::new();
         for row in rows {
-            let fresh = self.ledger.file(self.hub.hub_id, &row.path)?;
+            let fresh = self.ledger.file(self.hub_id(), &row.path)?;
             still.extend(fresh.filter(|r| r.state == State::Pending));
         }
         Ok(still)

@@ -2,13 +2,15 @@
 //! its turn is up.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use barque_bundle::header::Signed;
 use barque_bundle::{BundleId, Header};
 
 use super::send::{BREAKS_MAX, Bundle};
-use super::{Event, Pass, Results, Stop, fault};
+use super::{Event, Pass, Results, Stop};
 use crate::error::Error;
+use crate::fault;
 use crate::hub_client::{CallError, Parcel, Piece, Reached, Sent};
 use crate::ledger::FileRow;
 
@@ -25,7 +27,7 @@ impl Pass<'_> {
         row: FileRow,
         results: &mut Results,
     ) -> Result<Bundle, Stop> {
-        let hub_id = self.hub.hub_id;
+        let hub_id = self.hub_id();
         let bundle_id = BundleId::new(self.hub_now(), self.edge.id_bytes());
         // One bundle for all tries: the hub hears the same again after a lost answer.
         let header = self.header(bundle_id, std::slice::from_ref(&row))?;
@@ -46,6 +48,9 @@ impl Pass<'_> {
                 return Ok(Bundle::Through);
             };
             self.ledger.give_back(hub_id, bundle_id, self.edge.now())?;
+            if self.is_too_large(&error)? {
+                continue;
+            }
             let fault = fault::classify_upload(&error);
             let Some(error) = self.worth_another_try(fault, error, results)? else {
                 return Ok(Bundle::Through);
@@ -98,7 +103,7 @@ impl Pass<'_> {
         let opening = self.client.open_upload(header, &entry);
         let mut at = tokio::select! {
             opened = opening => opened?,
-            () = self.deadline() => return Err(CallError::TimeIsUp),
+            () = self.settings.allowance.over(Duration::ZERO) => return Err(CallError::TimeIsUp),
         };
         if let Reached::Offset(offset @ 1..) = at {
             results.resumed(&row.path, offset);
@@ -111,7 +116,7 @@ impl Pass<'_> {
             };
             *reached = from;
             let parcel = Parcel { entry: entry.clone(), stat: row.stat };
-            let to = match self.allowance.left(results.wire_bytes()) {
+            let to = match self.settings.allowance.left(results.wire_bytes()) {
                 // The whole file is there: the last piece is empty and costs nothing.
                 _ if from == size => size,
                 Some(0) => return Err(CallError::TimeIsUp),
@@ -119,14 +124,15 @@ impl Pass<'_> {
                 Some(left) => size.min(from.saturating_add(left.min(NOTED_BYTES))),
                 None => size,
             };
+            let to = to.min(from.saturating_add(self.body_max()));
             let before = results.wire_bytes();
             let piece = Piece { parcel, from, to };
-            let source = Arc::clone(&self.source);
+            let source = Arc::clone(&self.settings.source);
             let (told, mut tell) = tokio::sync::mpsc::unbounded_channel();
             let progress = Arc::new(super::send::Told(told));
             let appending = self.client.append(header, source, piece, progress);
             tokio::pin!(appending);
-            let deadline = self.deadline();
+            let deadline = self.settings.allowance.over(Duration::ZERO);
             tokio::pin!(deadline);
             let answer = loop {
                 tokio::select! {

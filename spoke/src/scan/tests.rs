@@ -48,7 +48,9 @@ impl Bench {
             edge: &edge,
             settle,
             select: &Select::default(),
+            priorities: &Priorities::default(),
             dry: false,
+            stop: &Stop::default(),
             events: &|_| (),
         }
         .scan()

@@ -91,6 +91,12 @@ fn whole(s: &SpokeLine) {
         ByteSize(s.report.pending_bytes)
     ));
     output::line(&format!("  key {}", s.key_id.as_deref().unwrap_or("none")));
+    if let Some(at) = s.forked_at {
+        output::line(&format!(
+            "  warning: forked_series: two machines pushed with one state folder, last at {at}; \
+             give one of them a name of its own (barque enroll --new-identity)"
+        ));
+    }
 }
 
 fn print(s: &SpokeLine) {

@@ -7,6 +7,9 @@ use super::batch::{add_ranges, is_live};
 use crate::command::{CheckIn, OperationReply};
 use crate::manifest::query::{signed, unsigned};
 
+/// Series that are followed from one to the next at the most.
+const CHAIN_MAX: u32 = 1_000;
+
 pub fn apply(c: &Connection, op: &CheckIn, at: Timestamp) -> rusqlite::Result<OperationReply> {
     let spoke = op.spoke_id.as_str();
     if !is_live(c, spoke, op.key_id.as_str())? {
@@ -26,11 +29,14 @@ pub fn apply(c: &Connection, op: &CheckIn, at: Timestamp) -> rusqlite::Result<Op
     let seen = known.as_ref().map_or(0, |(head, _)| unsigned(*head));
     // A ledger that went back in time gives numbers out twice; it has to open a new series.
     if op.seq_head < seen {
-        return Ok(OperationReply::CheckedIn { seen, recorded: false });
+        return Ok(OperationReply::CheckedIn { seen, recorded: false, forked: None });
     }
-    if known.is_some_and(|(_, replaced_by)| replaced_by.is_some()) {
-        c.prepare_cached("UPDATE series SET forked = 1 WHERE spoke_id = ?1 AND series = ?2")?
-            .execute([spoke, &series])?;
+    // Two machines live on one state: each goes on with a series of its own.
+    let successor = known.and_then(|(_, replaced_by)| replaced_by);
+    let forked = successor.map(|s| newest_after(c, spoke, s)).transpose()?;
+    if forked.is_some() {
+        c.prepare_cached("UPDATE series SET forked = ?3 WHERE spoke_id = ?1 AND series = ?2")?
+            .execute(params![spoke, series, at.unix_ms()])?;
     }
     c.prepare_cached(
         "INSERT INTO series (spoke_id, series, opened_at, seq_head, as_of)
@@ -50,7 +56,24 @@ pub fn apply(c: &Connection, op: &CheckIn, at: Timestamp) -> rusqlite::Result<Op
     }
     add_ranges(c, spoke, &series, &op.voids)?;
     add_ranges(c, spoke, &series, &op.answered)?;
-    Ok(OperationReply::CheckedIn { seen, recorded: true })
+    Ok(OperationReply::CheckedIn { seen, recorded: true, forked })
+}
+
+/// The series at the end of those that replaced one another from here on.
+fn newest_after(c: &Connection, spoke: &str, first: String) -> rusqlite::Result<String> {
+    let mut newest = first;
+    // A spoke may state any chain, a ring too.
+    for _ in 0..CHAIN_MAX {
+        let next: Option<Option<String>> = c
+            .prepare_cached("SELECT replaced_by FROM series WHERE spoke_id = ?1 AND series = ?2")?
+            .query_row([spoke, &newest], |r| r.get(0))
+            .optional()?;
+        match next.flatten() {
+            Some(next) => newest = next,
+            None => break,
+        }
+    }
+    Ok(newest)
 }
 
 /// The old series is closed: its unanswered numbers are void (`renumbered`).
