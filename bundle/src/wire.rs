@@ -516,6 +516,9 @@ pub struct HubStatus {
     pub operations: u64,
     pub free_bytes: u64,
     pub started_at: Timestamp,
+    /// When the server certificate ends; it is renewed by itself 30 days before.
+    #[serde(default)]
+    pub certificate_expires_at: Option<Timestamp>,
 }
 
 /// The URL path of a landed file, each segment percent-encoded (RFC 3986).

@@ -49,6 +49,12 @@ pub struct LandingSection {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct LimitsSection {
     pub streams: Option<NonZeroUsize>,
+    pub streams_per_spoke: Option<NonZeroUsize>,
+    pub in_flight: Option<ByteSize>,
+    pub in_flight_per_spoke: Option<ByteSize>,
+    pub kept_per_spoke: Option<ByteSize>,
+    pub connections: Option<NonZeroUsize>,
+    pub requests: Option<NonZeroUsize>,
     pub reserve: Option<ByteSize>,
     #[serde(default, deserialize_with = "duration")]
     pub body_idle: Option<Duration>,
@@ -118,7 +124,17 @@ impl FileConfig {
         config.plain = plain.or(file.plain).unwrap_or(false);
         config.landing_dir = file.landing.dir.clone();
         let limits = &file.limits;
-        config.streams_max = limits.streams.map_or(config.streams_max, NonZeroUsize::get);
+        let count = |given: Option<NonZeroUsize>, default| given.map_or(default, NonZeroUsize::get);
+        let bytes = |given: Option<ByteSize>, default| given.map_or(default, |b| b.0);
+        let c = &mut config;
+        c.limits.streams = count(limits.streams, c.limits.streams);
+        c.limits.streams_per_spoke = count(limits.streams_per_spoke, c.limits.streams_per_spoke);
+        c.limits.in_flight_bytes = bytes(limits.in_flight, c.limits.in_flight_bytes);
+        c.limits.in_flight_bytes_per_spoke =
+            bytes(limits.in_flight_per_spoke, c.limits.in_flight_bytes_per_spoke);
+        c.kept_bytes_per_spoke = bytes(limits.kept_per_spoke, c.kept_bytes_per_spoke);
+        c.connections_max = count(limits.connections, c.connections_max);
+        c.requests_max = count(limits.requests, c.requests_max);
         config.reserve_bytes = limits.reserve.map_or(config.reserve_bytes, |r| r.0);
         config.body_idle = limits.body_idle.unwrap_or(config.body_idle);
         config
@@ -165,7 +181,7 @@ mod tests {
             .replace("false", "true")
             .replace("0.0.0.0:7171", "127.0.0.1:1");
         let c = FileConfig::parse(&changed).unwrap().hub(None, None, None);
-        assert_eq!((c.reserve_bytes, c.streams_max, c.plain), (1 << 20, 7, true));
+        assert_eq!((c.reserve_bytes, c.limits.streams, c.plain), (1 << 20, 7, true));
         assert_eq!((c.body_idle, c.listen.as_str()), (Duration::from_secs(5), "127.0.0.1:1"));
         assert_eq!(c.landing(), PathBuf::from("/l"));
         assert!(FileConfig::parse("[hub.limits]\nreserve = \"64\"").is_err());

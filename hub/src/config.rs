@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::gate::Limits;
+
 /// The settings of `hub serve`; paths are used as given.
 #[derive(Clone, Debug)]
 pub struct HubConfig {
@@ -15,8 +17,14 @@ pub struct HubConfig {
     pub landing_dir: Option<PathBuf>,
     /// Bytes that stay free on the staging file system; a body that would take them gets 507.
     pub reserve_bytes: u64,
-    /// Streams taken at once; one more gets 429.
-    pub streams_max: usize,
+    /// What may be under way; one more gets 429.
+    pub limits: Limits,
+    /// Connections held; one more is closed.
+    pub connections_max: usize,
+    /// Requests answered at once; one more gets 503.
+    pub requests_max: usize,
+    /// Bytes of unfinished files that are kept of one spoke; the oldest go first.
+    pub kept_bytes_per_spoke: u64,
     /// Longest silence inside a request body.
     pub body_idle: Duration,
 }
@@ -31,7 +39,10 @@ impl HubConfig {
             plain: false,
             landing_dir: None,
             reserve_bytes: 64 * 1024 * 1024,
-            streams_max: 64,
+            limits: Limits::default(),
+            connections_max: 1_024,
+            requests_max: 512,
+            kept_bytes_per_spoke: 64 << 30,
             body_idle: Duration::from_secs(60),
         }
     }

@@ -3,6 +3,7 @@
 //! The public listener speaks TLS (plain only when asked); `hub.sock` is for the machine's own
 //! operator: its peer's uid is checked and it acts as admin.
 
+mod accept;
 mod api;
 pub mod body;
 mod changes;
@@ -29,9 +30,9 @@ use axum::extract::connect_info::ConnectInfo;
 use axum::extract::{Extension, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use axum::serve::IncomingStream;
-use axum_server::tls_rustls::RustlsConfig;
+use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use barque_bundle::wire::{self, Role};
 use barque_bundle::{ErrorKind, platform};
 
@@ -41,12 +42,16 @@ use crate::config::DataFolder;
 use crate::error::{Error, Refusal, chain};
 use crate::hub::{Parts, public_url, tls_config};
 use crate::registry;
+use crate::tls;
+use accept::Counting;
 
 /// Bytes that one stream may be ahead: hyper's default of 1 MiB starves long links.
 const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
 const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
 const HEADER_WAIT: Duration = Duration::from_secs(30);
 const RENEWAL_CHECK: Duration = Duration::from_secs(24 * 3600);
+/// How often the certificate on disk is looked at.
+const FILES_CHECK: Duration = Duration::from_secs(15);
 
 /// By which door a request came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,9 +65,31 @@ fn router(parts: Arc<Parts>, door: Door) -> Router {
         .into_router()
         .fallback(problem::not_found)
         .method_not_allowed_fallback(problem::method_not_allowed)
+        .layer(middleware::from_fn_with_state(Arc::clone(&parts), shed))
         .layer(middleware::from_fn_with_state(Arc::clone(&parts), log_request))
         .layer(Extension(door))
         .with_state(parts)
+}
+
+/// Turns requests away that are too many to be served in time; those under way are served.
+async fn shed(
+    State(parts): State<Arc<Parts>>,
+    Extension(door): Extension<Door>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if door == Door::Socket {
+        return next.run(request).await;
+    }
+    match Arc::clone(&parts.requests).try_acquire_owned() {
+        Ok(_place) => next.run(request).await,
+        Err(_) => {
+            body::discard(request.into_body());
+            let detail = "the hub serves as many requests as it can; try again";
+            let refusal = Refusal::new(ErrorKind::Unavailable, "hub_busy", detail);
+            Problem::from(refusal).into_response()
+        }
+    }
 }
 
 /// One line an event, with the request id that the spoke logs too.
@@ -202,16 +229,15 @@ impl Listeners {
         let lost = |source| Error::Io { what: "the listener failed", path: "".into(), source };
         let serving = {
             let handle = handle.clone();
+            let counting = Counting::new(parts.config.connections_max);
             async move {
+                let server = axum_server::from_tcp(self.tcp)?;
                 match self.tls {
                     Some(tls) => {
-                        let server = axum_server::from_tcp_rustls(self.tcp, tls)?;
-                        tuned(server).handle(handle).serve(app).await
+                        let acceptor = RustlsAcceptor::new(tls).acceptor(counting);
+                        tuned(server.acceptor(acceptor)).handle(handle).serve(app).await
                     }
-                    None => {
-                        let server = axum_server::from_tcp(self.tcp)?;
-                        tuned(server).handle(handle).serve(app).await
-                    }
+                    None => tuned(server.acceptor(counting)).handle(handle).serve(app).await,
                 }
             }
         };
@@ -286,13 +312,32 @@ async fn serve_socket(
     }
 }
 
-/// Looks daily whether the server certificate is due; new connections get the new one.
+/// Gives new connections the certificate that is on disk: looks often whether it is another one,
+/// daily whether it is due, and at once when told. One that does not fit its key waits.
 async fn renew(parts: Arc<Parts>, tls: RustlsConfig) {
+    let folder = DataFolder(&parts.config.data).tls();
+    let mut seen = tls::fingerprint(&folder);
+    let mut due = Instant::now() + RENEWAL_CHECK;
     loop {
-        tokio::time::sleep(RENEWAL_CHECK).await;
+        let is_told = tokio::select! {
+            () = tokio::time::sleep(FILES_CHECK) => false,
+            () = parts.reload.notified() => true,
+        };
+        let there = tls::fingerprint(&folder);
+        if there == seen && !is_told && Instant::now() < due {
+            continue;
+        }
         match tls_config(&parts) {
-            Ok(config) => tls.reload_from_config(config),
-            Err(e) => tracing::error!(error = %chain(&e), "the certificate is not renewed"),
+            Ok(config) => {
+                tls.reload_from_config(config);
+                tracing::info!("new connections get the certificate that is on disk now");
+                seen = tls::fingerprint(&folder);
+                due = Instant::now() + RENEWAL_CHECK;
+            }
+            Err(e) => tracing::warn!(
+                error = %chain(&e),
+                "the certificate on disk cannot be used; the one before goes on"
+            ),
         }
     }
 }

@@ -2,18 +2,18 @@
 
 use std::fs::File;
 use std::future::Future;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use barque_bundle::{ErrorKind, HubEpoch, Timestamp, platform};
 use barque_raft::{Alone, LogStore, Node, ProposeError};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::command::{Command, Init};
 use crate::config::{DataFolder, HubConfig};
 use crate::describe;
 use crate::error::{Error, Refusal};
+use crate::gate::Gate;
 use crate::http;
 use crate::identity::Identity;
 use crate::landing::Landing;
@@ -50,9 +50,12 @@ pub struct Parts {
     /// Up to which position this node's copies are visible.
     pub promoted: watch::Receiver<u64>,
     pub ready: watch::Receiver<bool>,
-    pub streams: Arc<Semaphore>,
-    /// Bytes that streams under way have announced and not yet brought.
-    pub announced_bytes: AtomicU64,
+    /// What is under way, in all and of each spoke.
+    pub gate: Arc<Gate>,
+    /// Requests answered at once.
+    pub requests: Arc<Semaphore>,
+    /// Told to look at the TLS files again.
+    pub reload: Arc<Notify>,
     pub started_at: Timestamp,
     pub metrics: Metrics,
     /// The address that tokens carry.
@@ -119,7 +122,9 @@ impl Hub {
         let staging_folder = config.staging();
         let landing = Landing::open(&config.landing(), &staging_folder)?;
         let staging = Arc::new(Staging::open(&staging_folder, ledger.clone())?);
-        let uploads = Uploads::new(&staging_folder, ledger.clone(), Arc::clone(&clock));
+        let kept_bytes_max = config.kept_bytes_per_spoke;
+        let uploads =
+            Uploads::new(&staging_folder, ledger.clone(), Arc::clone(&clock), kept_bytes_max);
         uploads.clean_up()?;
         let node = Arc::new(Node::start(log, manifest, Alone, config.data.clone())?);
         let proposer = Proposer::start(Arc::clone(&node), Arc::clone(&clock), &config.data);
@@ -127,8 +132,9 @@ impl Hub {
         let ready = watch::Sender::new(false);
         let started_at = clock();
         let parts = Arc::new(Parts {
-            streams: Arc::new(Semaphore::new(config.streams_max)),
-            announced_bytes: AtomicU64::new(0),
+            gate: Arc::new(Gate::new(config.limits)),
+            requests: Arc::new(Semaphore::new(config.requests_max)),
+            reload: Arc::default(),
             config,
             identity,
             readers,
@@ -152,6 +158,16 @@ impl Hub {
             tracing::info!(orphans, "removed unfinished files from staging");
         }
         Ok(Self { parts, tasks: Tasks { ready, promoted }, _lock: lock })
+    }
+
+    /// Tells when spokes are let in.
+    pub fn ready(&self) -> watch::Receiver<bool> {
+        self.parts.ready.clone()
+    }
+
+    /// Makes the hub look at its TLS files again when it is notified.
+    pub fn reload(&self) -> Arc<Notify> {
+        Arc::clone(&self.parts.reload)
     }
 
     /// Serves until `stop` ends, then lets requests finish for a few seconds.

@@ -61,6 +61,7 @@ impl Landing {
 
     /// Looks before bytes are taken: a folder or file in the way is found early.
     pub fn target(&self, landed: &str) -> io::Result<Target> {
+        let device = fs::metadata(&self.root)?.dev();
         let mut at = self.root.clone();
         let mut segments = landed.split('/').peekable();
         while let Some(segment) = segments.next() {
@@ -69,6 +70,10 @@ impl Landing {
             match fs::symlink_metadata(&at) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Target::Free),
                 Err(e) => return Err(e),
+                Ok(m) if m.dev() != device => {
+                    let what = format!("{} (another file system is mounted there)", at.display());
+                    return Ok(Target::Blocked(what));
+                }
                 Ok(m) if last && m.is_file() => return Ok(Target::File),
                 Ok(m) if !last && m.is_dir() => {}
                 Ok(_) => return Ok(Target::Blocked(at.display().to_string())),

@@ -10,6 +10,7 @@ pub mod config;
 pub mod describe;
 pub mod error;
 pub mod footer;
+pub mod gate;
 pub mod http;
 pub mod hub;
 pub mod identity;

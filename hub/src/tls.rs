@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use barque_bundle::{SecretKey, Timestamp, platform};
+use barque_bundle::{SecretKey, Sha256Digest, Timestamp, platform};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ED25519,
@@ -104,6 +104,18 @@ pub fn server_config(
         .map_err(tls)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// What tells one pair of certificate and key on disk from another; nothing when one is missing.
+pub fn fingerprint(folder: &Path) -> Vec<u8> {
+    let hash = |name: &str| Sha256Digest::of(&std::fs::read(folder.join(name)).unwrap_or_default());
+    ["server.pem", "server.key"].iter().flat_map(|n| *hash(n).as_bytes()).collect()
+}
+
+/// When the server certificate ends; none when there is none.
+pub fn not_after(folder: &Path) -> Option<Timestamp> {
+    let text = read(folder, "server.json").ok()?;
+    serde_json::from_str::<Issued>(&text).ok().map(|i| i.not_after)
 }
 
 fn issue(folder: &Path, names: &[String], now: Timestamp) -> Result<(), Error> {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use barque_bundle::digest::Hasher;
-use barque_bundle::{Entry, ErrorKind, Sha256Digest, SpokeId, platform};
+use barque_bundle::{ByteSize, Entry, ErrorKind, Sha256Digest, SpokeId, platform};
 use tokio::sync::{Mutex as Seat, OwnedMutexGuard, watch};
 
 use crate::error::{Error, Refusal};
@@ -39,6 +39,7 @@ pub struct Uploads {
     folder: PathBuf,
     ledger: Ledger,
     clock: Clock,
+    kept_bytes_max: u64,
     turns: Mutex<HashMap<UploadKey, Arc<Turn>>>,
 }
 
@@ -91,8 +92,10 @@ pub struct Appended {
 }
 
 impl Uploads {
-    pub fn new(folder: &Path, ledger: Ledger, clock: Clock) -> Self {
-        Self { folder: folder.to_owned(), ledger, clock, turns: Mutex::default() }
+    /// Of one spoke, unfinished files of at most `kept_bytes_max` are kept.
+    pub fn new(folder: &Path, ledger: Ledger, clock: Clock, kept_bytes_max: u64) -> Self {
+        let folder = folder.to_owned();
+        Self { folder, ledger, clock, kept_bytes_max, turns: Mutex::default() }
     }
 
     /// Where the bytes lie: a name of one length, whatever the path is.
@@ -142,26 +145,43 @@ impl Uploads {
     }
 
     /// Makes room for an upload that begins: older versions of its path go, and where a spoke has
-    /// too many the one that was longest not gone on with.
-    pub fn make_room(&self, key: &UploadKey) -> Result<(), Error> {
+    /// too many, or too much, those that were longest not gone on with.
+    pub fn make_room(&self, key: &UploadKey, size_bytes: u64) -> Result<(), Error> {
         let mut rows = self.ledger.uploads(Some(&key.spoke_id))?;
         rows.retain(|r| r.key != *key);
         rows.sort_by_key(|r| (r.key.path != key.path, r.touched_at));
         let mut count = rows.len();
+        let mut bytes: u64 = rows.iter().map(|r| r.synced).sum();
+        // One file alone may be of any size.
+        let is_room = |count: usize, bytes: u64| {
+            let fits = bytes == 0 || bytes.saturating_add(size_bytes) <= self.kept_bytes_max;
+            fits && count < UPLOADS_A_SPOKE_MAX
+        };
         for row in rows {
-            if row.key.path != key.path && count < UPLOADS_A_SPOKE_MAX {
+            if row.key.path != key.path && is_room(count, bytes) {
                 break;
             }
             if let Some(held) = self.try_hold(&row.key) {
                 self.forget(held, &row.key)?;
                 count -= 1;
+                bytes -= row.synced;
             }
         }
         if count < UPLOADS_A_SPOKE_MAX {
-            return Ok(());
+            return if is_room(count, bytes) { Ok(()) } else { Err(self.too_much_kept(bytes)) };
         }
         let detail = format!("{UPLOADS_A_SPOKE_MAX} uploads of this spoke are under way");
         Err(Refusal::new(ErrorKind::Throttled, "too_many_uploads", detail).into())
+    }
+
+    fn too_much_kept(&self, bytes: u64) -> Error {
+        let detail = format!(
+            "{} of unfinished files of this spoke are under way, {} at most are kept; try again \
+             when they are through",
+            ByteSize(bytes),
+            ByteSize(self.kept_bytes_max)
+        );
+        Refusal::new(ErrorKind::Throttled, "too_much_kept", detail).into()
     }
 
     /// Appends a body at `offset`, which must be where the bytes end; runs on a blocking thread.
@@ -301,7 +321,7 @@ impl Uploads {
             return Ok(());
         }
         if known.is_none() {
-            self.make_room(&key)?;
+            self.make_room(&key, entry.size_bytes)?;
         }
         *held.warm = None;
         let path = self.path(&key);

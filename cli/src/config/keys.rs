@@ -44,7 +44,7 @@ const fn optional(
     Key { file, name, environment, default: "", example, says }
 }
 
-pub const KEYS: [Key; 20] = [
+pub const KEYS: [Key; 26] = [
     key(
         File::Barque,
         "spoke.state",
@@ -80,12 +80,42 @@ pub const KEYS: [Key; 20] = [
         "\"/srv/landing\"",
         "Where files land, DATA/landing unless set; its staging folder is DIR.staging beside it.",
     ),
+    key(File::Barque, "hub.limits.streams", None, "64", "Bodies taken at once; one more gets 429."),
+    key(File::Barque, "hub.limits.streams_per_spoke", None, "8", "The same of one spoke."),
     key(
         File::Barque,
-        "hub.limits.streams",
+        "hub.limits.in_flight",
         None,
-        "64",
-        "Bundle streams taken at once; one more gets 429.",
+        "\"256GiB\"",
+        "Bytes announced and not on disk yet; more get 429, but one body alone may be larger.",
+    ),
+    key(
+        File::Barque,
+        "hub.limits.in_flight_per_spoke",
+        None,
+        "\"64GiB\"",
+        "The same of one spoke.",
+    ),
+    key(
+        File::Barque,
+        "hub.limits.kept_per_spoke",
+        None,
+        "\"64GiB\"",
+        "Bytes of unfinished files that are kept of one spoke; the oldest go first.",
+    ),
+    key(
+        File::Barque,
+        "hub.limits.connections",
+        None,
+        "1024",
+        "Connections held at once; one more is closed.",
+    ),
+    key(
+        File::Barque,
+        "hub.limits.requests",
+        None,
+        "512",
+        "Requests answered at once; one more gets 503.",
     ),
     key(
         File::Barque,

@@ -10,6 +10,7 @@ mod budgets;
 mod cases;
 mod crashes;
 mod cut;
+mod daemon;
 mod http;
 mod identity;
 mod kills;
@@ -41,6 +42,7 @@ fn main() {
         cut::trials(),
         uploads::trials(),
         budgets::trials(),
+        daemon::trials(),
         several::trials(),
         bad_links::trials(),
         machine::trials(),

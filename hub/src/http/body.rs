@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use barque_bundle::ErrorKind;
@@ -52,8 +52,12 @@ pub async fn whole(body: Body, idle: Duration, limits: Limits) -> Result<Bytes, 
 async fn collect(body: Body, idle: Duration, max: usize) -> Option<Result<Bytes, Refusal>> {
     let mut stream = body.into_data_stream();
     let mut out = bytes::BytesMut::new();
+    let mut rate = Rate::new(idle);
     loop {
-        match tokio::time::timeout(idle, stream.next()).await.ok()? {
+        let piece = tokio::time::timeout(idle, stream.next()).await.ok()?;
+        rate.is_kept(piece.as_ref().and_then(|p| p.as_ref().ok()).map_or(0, Bytes::len))
+            .then_some(())?;
+        match piece {
             None => return Some(Ok(out.freeze())),
             Some(Ok(piece)) if out.len() + piece.len() <= max => out.extend_from_slice(&piece),
             Some(Ok(_)) => {
@@ -136,12 +140,17 @@ async fn pump(
     received: Arc<Received>,
 ) {
     let mut stream = body.into_data_stream();
+    let mut rate = Rate::new(idle);
     loop {
         let piece = match tokio::time::timeout(idle, stream.next()).await {
             Ok(None) => {
                 received.is_whole.store(true, Ordering::Relaxed);
                 return;
             }
+            Ok(Some(Ok(piece))) if !rate.is_kept(piece.len()) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("less than {WINDOW_BYTES_MIN} bytes came in {} s", idle.as_secs()),
+            )),
             Ok(Some(Ok(piece))) => {
                 received.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
                 Ok(piece)
@@ -160,6 +169,34 @@ async fn pump(
         if failed {
             return;
         }
+    }
+}
+
+/// Fewest bytes of a body in the time of the longest silence: a body that comes slower holds a
+/// place for nothing. The slowest satellite links bring ten times as much.
+const WINDOW_BYTES_MIN: usize = 1024;
+
+/// Whether a body comes fast enough. A body that ends within its first window always does.
+struct Rate {
+    window: Duration,
+    since: Instant,
+    bytes: usize,
+}
+
+impl Rate {
+    fn new(window: Duration) -> Self {
+        Self { window, since: Instant::now(), bytes: 0 }
+    }
+
+    /// Counts what came; false once a window brought too little.
+    fn is_kept(&mut self, bytes: usize) -> bool {
+        self.bytes += bytes;
+        if self.since.elapsed() < self.window {
+            return true;
+        }
+        let is_kept = self.bytes >= WINDOW_BYTES_MIN;
+        (self.since, self.bytes) = (Instant::now(), 0);
+        is_kept
     }
 }
 

@@ -40,11 +40,8 @@ fn read(parts: &Parts) -> Result<Reading, Error> {
         ("barque_ready", flag(*parts.ready.borrow())),
         ("barque_staged_files", staged_files),
         ("barque_staged_bytes", staged_bytes),
-        ("barque_announced_bytes", parts.announced_bytes.load(Ordering::Relaxed)),
-        (
-            "barque_open_streams",
-            (parts.config.streams_max - parts.streams.available_permits()) as u64,
-        ),
+        ("barque_announced_bytes", parts.gate.announced_bytes()),
+        ("barque_open_streams", parts.gate.streams()),
         ("barque_promoted_position", *parts.promoted.borrow()),
         ("barque_raft_term", node.term),
         ("barque_raft_is_leader", flag(node.leader == Some(node.node_id))),

@@ -9,8 +9,10 @@ use barque_bundle::platform;
 use barque_bundle::wire::{HubStatus, Role};
 
 use super::{Operator, Problem};
+use crate::config::DataFolder;
 use crate::hub::Parts;
 use crate::manifest::query;
+use crate::tls;
 
 pub async fn health() -> &'static str {
     "ok\n"
@@ -57,5 +59,6 @@ pub async fn status(
         operations: parts.proposer.counts().operations.load(Ordering::Relaxed),
         free_bytes: platform::free_bytes(parts.staging.folder()).unwrap_or(0),
         started_at: parts.started_at,
+        certificate_expires_at: tls::not_after(&DataFolder(&parts.config.data).tls()),
     }))
 }

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 
 use super::{Problem, ascii, bearer, body};
 use crate::error::{Error, Refusal};
+use crate::gate::Place;
 use crate::hub::Parts;
 use crate::registry::{self, Caller};
 use crate::{receive, reconcile as reconciling};
@@ -69,8 +70,8 @@ pub async fn bundles(
     request: Request,
 ) -> Result<Response, Problem> {
     let (caller, sent) = admit(&parts, request).await?;
-    let permit = match stream_permit(&parts) {
-        Ok(permit) => permit,
+    let place = match parts.gate.enter(&caller.spoke_id) {
+        Ok(place) => place,
         Err(refusal) => {
             body::discard(sent);
             return Err(refusal.into());
@@ -78,7 +79,7 @@ pub async fn bundles(
     };
     let source = body::reader(sent, parts.config.body_idle);
     let received = source.received();
-    let intake = receive::start(Arc::clone(&parts), caller, Held { source, _permit: permit });
+    let intake = receive::start(Arc::clone(&parts), caller, Held { source, _place: place });
     let opened = intake.opened.await.map_err(|_| {
         Refusal::new(ErrorKind::Internal, "hub_fault", "the hub met a fault of its own")
     })?;
@@ -91,15 +92,6 @@ pub async fn bundles(
     let mut response = Body::from_stream(lines).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, ascii("application/x-ndjson"));
     Ok(response)
-}
-
-/// A place among the bodies taken at once, held as long as it is read.
-pub(super) fn stream_permit(parts: &Parts) -> Result<tokio::sync::OwnedSemaphorePermit, Refusal> {
-    Arc::clone(&parts.streams).try_acquire_owned().map_err(|_| {
-        let detail =
-            format!("the hub takes {} streams at once; try again", parts.config.streams_max);
-        Refusal::new(ErrorKind::Throttled, "too_many_streams", detail)
-    })
 }
 
 /// How often a client hears that the hub is at work.
@@ -141,7 +133,7 @@ fn ndjson(line: &BundleLine) -> Bytes {
 /// A stream's place among those taken at once, held as long as it is read.
 struct Held {
     source: body::BodyReader,
-    _permit: tokio::sync::OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl std::io::Read for Held {

@@ -16,6 +16,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use super::sync::{admit, identify};
 use super::{Problem, ascii, body};
 use crate::error::{Error, Refusal};
+use crate::gate::Place;
 use crate::hub::Parts;
 use crate::ledger::{UploadBundle, UploadKey, UploadRow};
 use crate::receive::{self, Reserved, Verdict};
@@ -72,7 +73,7 @@ fn begin_row(
     }
     let known = parts.ledger.upload(&key)?;
     if known.is_none() {
-        parts.uploads.make_room(&key)?;
+        parts.uploads.make_room(&key, upload.entry.size_bytes)?;
     }
     let size_bytes = upload.entry.size_bytes;
     let is_same = |k: &UploadRow| k.size_bytes == size_bytes;
@@ -82,7 +83,7 @@ fn begin_row(
     }
     let synced = known.filter(is_same).map_or(0, |k| k.synced);
     // Refused now rather than in the middle.
-    drop(Reserved::take(parts, size_bytes.saturating_sub(synced))?);
+    drop(Reserved::take(parts, &key.spoke_id, size_bytes.saturating_sub(synced))?);
     let touched_at = (parts.clock)();
     let row = UploadRow { key, size_bytes, synced, bundle: Some(upload), touched_at };
     parts.ledger.put_upload(&row)?;
@@ -125,7 +126,7 @@ pub async fn append(
 ) -> Result<Response, Problem> {
     let (head, sent) = request.into_parts();
     let begun = begin(&parts, &head, &id).await;
-    let (mut held, mut row, asked, permit) = match begun {
+    let (mut held, mut row, asked, place) = match begun {
         Ok(begun) => begun,
         Err(e) => {
             body::discard(sent);
@@ -133,7 +134,9 @@ pub async fn append(
         }
     };
     let left = row.size_bytes.saturating_sub(row.synced);
-    let reserved = match on_disk(&parts, move |parts| Reserved::take(parts, left)).await {
+    let spoke = row.key.spoke_id.clone();
+    let reserving = on_disk(&parts, move |parts| Reserved::take(parts, &spoke, left));
+    let reserved = match reserving.await {
         Ok(reserved) => reserved,
         Err(e) => {
             body::discard(sent);
@@ -147,7 +150,7 @@ pub async fn append(
         let mut source = source;
         let appended =
             uploads.append(&mut held, &mut row, offset, &mut source, |n| reserved.release(n));
-        drop((reserved, permit));
+        drop((reserved, place));
         appended.map(|a| (a, held, row))
     });
     let appended = appended.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
@@ -177,15 +180,15 @@ struct Asked {
     is_last: bool,
 }
 
-type Begun = (Held, UploadRow, Asked, tokio::sync::OwnedSemaphorePermit);
+type Begun = (Held, UploadRow, Asked, Place);
 
 async fn begin(parts: &Arc<Parts>, head: &request::Parts, id: &str) -> Result<Begun, Error> {
     let caller = identify(parts, head).await?;
     let asked = asked(&head.headers)?;
     let row = known(parts, &caller, id).await?;
-    let permit = super::sync::stream_permit(parts)?;
+    let place = parts.gate.enter(&caller.spoke_id)?;
     let (held, row) = seat(parts, &caller, id, row).await?;
-    Ok((held, row, asked, permit))
+    Ok((held, row, asked, place))
 }
 
 /// The only seat at an upload, and its row as the older request that had to leave left it.

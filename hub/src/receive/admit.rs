@@ -2,13 +2,15 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use barque_bundle::stream::{Preamble, STREAM_ENTRIES_MAX, StreamError};
-use barque_bundle::{Entry, ErrorKind, LandedName, Outcome, OutcomeLine, SpokeId, door, platform};
+use barque_bundle::{
+    ByteSize, Entry, ErrorKind, LandedName, Outcome, OutcomeLine, SpokeId, door, platform,
+};
 
 use super::Item;
 use crate::error::{Error, Refusal};
+use crate::gate::Announced;
 use crate::hub::Parts;
 use crate::landing::Target;
 use crate::manifest::query;
@@ -97,14 +99,11 @@ pub(super) fn judge(path: &Path, entry: &Entry) -> Result<Option<Item>, Error> {
 }
 
 /// Space that is spoken for and not written yet.
-pub(crate) struct Reserved {
-    parts: Arc<Parts>,
-    left: AtomicU64,
-}
+pub(crate) struct Reserved(Announced);
 
 impl Reserved {
     /// Holds space for what is announced until it is read, or refuses it.
-    pub(crate) fn take(parts: &Arc<Parts>, needed: u64) -> Result<Self, Error> {
+    pub(crate) fn take(parts: &Arc<Parts>, spoke: &SpokeId, needed: u64) -> Result<Self, Error> {
         // Before a body is taken: its rows could not be written afterwards.
         crate::propose::require_writable(&parts.config.data)?;
         let folder = parts.staging.folder();
@@ -113,10 +112,10 @@ impl Reserved {
         let total = platform::total_bytes(folder).map_err(wrap())?;
         // A small file system keeps a twentieth.
         let kept = parts.config.reserve_bytes.min(total / 20);
-        let left = AtomicU64::new(needed);
-        let reserved = Self { parts: Arc::clone(parts), left };
-        let announced = parts.announced_bytes.fetch_add(needed, Ordering::SeqCst);
-        if free >= needed.saturating_add(announced).saturating_add(kept) {
+        let reserved = Self(parts.gate.announce(spoke, needed)?);
+        // This one's bytes are among them.
+        let announced = parts.gate.announced_bytes();
+        if free >= announced.saturating_add(kept) {
             return Ok(reserved);
         }
         tracing::error!(folder = %folder.display(), free, needed, announced, kept, "no space");
@@ -124,9 +123,12 @@ impl Reserved {
             ErrorKind::Full,
             "hub_full",
             format!(
-                "the hub has {free} bytes free, needs {} and keeps {kept}; \
-                 free space there, nothing was lost",
-                needed.saturating_add(announced)
+                "the hub's disk is full: {} has {} free, {} are needed (with what is under way) and \
+                 {} stay free; its operator has to make room there, nothing was lost",
+                folder.display(),
+                ByteSize(free),
+                ByteSize(announced),
+                ByteSize(kept)
             ),
         )
         .into())
@@ -134,16 +136,7 @@ impl Reserved {
 
     /// So much of it is on disk now, or will not come.
     pub(crate) fn release(&self, bytes: u64) {
-        let before = self.left.load(Ordering::Relaxed);
-        let released = bytes.min(before);
-        self.left.store(before - released, Ordering::Relaxed);
-        self.parts.announced_bytes.fetch_sub(released, Ordering::SeqCst);
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        self.release(u64::MAX);
+        self.0.release(bytes);
     }
 }
 

@@ -36,7 +36,8 @@ impl Stager {
         let preamble = reader.preamble().map_err(refuse_stream)?;
         admit::verify(&self.parts, &self.caller, &preamble)?;
         reader.expect_entries(&preamble).map_err(refuse_stream)?;
-        let reserved = Reserved::take(&self.parts, preamble.header.total_bytes)?;
+        let reserved =
+            Reserved::take(&self.parts, &preamble.header.spoke_id, preamble.header.total_bytes)?;
         let verified = BundleRef {
             bundle_id: preamble.header.bundle_id,
             spoke_id: preamble.header.spoke_id.clone(),

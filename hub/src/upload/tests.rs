@@ -43,7 +43,7 @@ impl Bench {
         let now = Arc::clone(&self.now);
         let clock: Clock =
             Arc::new(move || Timestamp::from_unix_ms(now.load(Ordering::SeqCst).cast_signed()));
-        let uploads = Uploads::new(self.dir.path(), self.ledger.clone(), clock);
+        let uploads = Uploads::new(self.dir.path(), self.ledger.clone(), clock, 1 << 30);
         uploads.clean_up().unwrap();
         uploads
     }
@@ -195,7 +195,7 @@ async fn a_newer_version_of_a_path_takes_the_place_of_the_older_one() {
     let uploads = b.open();
     for n in 0..3u8 {
         let mut row = row(&[n; 10_000]);
-        uploads.make_room(&row.key).unwrap();
+        uploads.make_room(&row.key, row.size_bytes).unwrap();
         let mut held = uploads.hold(&row.key).await.unwrap();
         uploads.append(&mut held, &mut row, 0, &mut &[n; 5_000][..], |_| ()).unwrap();
     }

@@ -7,6 +7,9 @@ use super::{Context, client};
 use crate::args::HubTargetArgs;
 use crate::{exit, output};
 
+/// A certificate that lives no longer than this should have been renewed.
+const WARN_MS: i64 = 29 * 86_400_000;
+
 pub async fn run(context: &Context, target: &HubTargetArgs) -> anyhow::Result<u8> {
     let s: HubStatus = client(context, target)?.get("/hub/status").await?;
     if context.global.json {
@@ -29,5 +32,12 @@ pub async fn run(context: &Context, target: &HubTargetArgs) -> anyhow::Result<u8
         s.position,
         s.promoted_position
     ));
+    let now = crate::command::now();
+    if let Some(end) = s.certificate_expires_at.filter(|e| e.since_ms(now) < WARN_MS) {
+        output::line(&format!(
+            "  warning: the server certificate ends {end}; it is renewed by itself 30 days before \
+             its end, so see the hub's log for why that fails"
+        ));
+    }
     Ok(exit::OK)
 }

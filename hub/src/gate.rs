@@ -1,0 +1,213 @@
+//! How much a hub takes at once, in all and of each spoke, so that one does not starve the others.
+//!
+//! A place is held as long as a body is read; announced bytes until they are on disk or will not
+//! come. What is over a limit is refused at once (429) and comes again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use barque_bundle::{ByteSize, ErrorKind, SpokeId};
+
+use crate::error::Refusal;
+
+/// What may be under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bodies at once, of all spokes and of one.
+    pub streams: usize,
+    pub streams_per_spoke: usize,
+    /// Bytes that are announced and not on disk yet, of all spokes and of one; a single body may
+    /// be larger.
+    pub in_flight_bytes: u64,
+    pub in_flight_bytes_per_spoke: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            streams: 64,
+            streams_per_spoke: 8,
+            in_flight_bytes: 256 << 30,
+            in_flight_bytes_per_spoke: 64 << 30,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    streams: usize,
+    bytes: u64,
+}
+
+/// All that is under way.
+#[derive(Debug)]
+pub struct Gate {
+    limits: Limits,
+    uses: Mutex<Uses>,
+}
+
+#[derive(Debug, Default)]
+struct Uses {
+    all: Use,
+    of: HashMap<SpokeId, Use>,
+}
+
+impl Uses {
+    fn change(&mut self, spoke: &SpokeId, f: impl Fn(&mut Use)) {
+        f(&mut self.all);
+        let one = self.of.entry(spoke.clone()).or_default();
+        f(one);
+        if one.streams == 0 && one.bytes == 0 {
+            self.of.remove(spoke);
+        }
+    }
+}
+
+fn refuse(code: &'static str, detail: String) -> Refusal {
+    Refusal::new(ErrorKind::Throttled, code, detail)
+}
+
+impl Gate {
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, uses: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bodies under way.
+    pub fn streams(&self) -> u64 {
+        self.lock().all.streams as u64
+    }
+
+    /// Bytes announced and not on disk yet.
+    pub fn announced_bytes(&self) -> u64 {
+        self.lock().all.bytes
+    }
+
+    /// A place among the bodies taken at once.
+    pub fn enter(self: &Arc<Self>, spoke: &SpokeId) -> Result<Place, Refusal> {
+        let mut uses = self.lock();
+        let (all, max) = (uses.all.streams, self.limits.streams);
+        if all >= max {
+            let detail = format!("the hub takes {max} bodies at once; try again");
+            return Err(refuse("too_many_streams", detail));
+        }
+        let (own, max) =
+            (uses.of.get(spoke).map_or(0, |u| u.streams), self.limits.streams_per_spoke);
+        if own >= max {
+            let detail = format!("the hub takes {max} bodies of one spoke at once; try again");
+            return Err(refuse("too_many_streams_of_spoke", detail));
+        }
+        uses.change(spoke, |u| u.streams += 1);
+        Ok(Place { gate: Arc::clone(self), spoke: spoke.clone() })
+    }
+
+    /// Counts bytes that are to come, unless too many are under way.
+    pub fn announce(self: &Arc<Self>, spoke: &SpokeId, bytes: u64) -> Result<Announced, Refusal> {
+        let mut uses = self.lock();
+        let own = uses.of.get(spoke).map_or(0, |u| u.bytes);
+        for (under_way, max, code, of) in [
+            (uses.all.bytes, self.limits.in_flight_bytes, "too_much_in_flight", "all spokes"),
+            (
+                own,
+                self.limits.in_flight_bytes_per_spoke,
+                "too_much_of_spoke_in_flight",
+                "this spoke",
+            ),
+        ] {
+            // One body alone may be of any size.
+            if under_way > 0 && under_way.saturating_add(bytes) > max {
+                let detail = format!(
+                    "{} of {of} are under way and {} more would be over {}; try again",
+                    ByteSize(under_way),
+                    ByteSize(bytes),
+                    ByteSize(max)
+                );
+                return Err(refuse(code, detail));
+            }
+        }
+        uses.change(spoke, |u| u.bytes += bytes);
+        Ok(Announced { gate: Arc::clone(self), spoke: spoke.clone(), left: Mutex::new(bytes) })
+    }
+}
+
+/// A body's place, until it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    gate: Arc<Gate>,
+    spoke: SpokeId,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.gate.lock().change(&self.spoke, |u| u.streams -= 1);
+    }
+}
+
+/// Bytes that are to come, until they are released.
+#[derive(Debug)]
+pub struct Announced {
+    gate: Arc<Gate>,
+    spoke: SpokeId,
+    left: Mutex<u64>,
+}
+
+impl Announced {
+    /// So many of them are on disk now, or will not come.
+    pub fn release(&self, bytes: u64) {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let released = bytes.min(*left);
+        *left -= released;
+        self.gate.lock().change(&self.spoke, |u| u.bytes -= released);
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        self.release(u64::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gate() -> Arc<Gate> {
+        Arc::new(Gate::new(Limits {
+            streams: 3,
+            streams_per_spoke: 2,
+            in_flight_bytes: 100,
+            in_flight_bytes_per_spoke: 60,
+        }))
+    }
+
+    #[test]
+    fn one_spoke_leaves_room_for_others_and_places_come_back() {
+        let (gate, a, b) = (gate(), "a".parse().unwrap(), "b".parse().unwrap());
+        let first = gate.enter(&a).unwrap();
+        let _second = gate.enter(&a).unwrap();
+        assert_eq!(gate.enter(&a).unwrap_err().code, "too_many_streams_of_spoke");
+        let _third = gate.enter(&b).unwrap();
+        assert_eq!(gate.enter(&b).unwrap_err().code, "too_many_streams");
+        drop(first);
+        assert_eq!(gate.streams(), 2);
+        let _again = gate.enter(&a).unwrap();
+    }
+
+    #[test]
+    fn bytes_under_way_are_limited_and_one_body_alone_may_be_larger() {
+        let (gate, a, b) = (gate(), "a".parse().unwrap(), "b".parse().unwrap());
+        let large = gate.announce(&a, 500).unwrap();
+        assert_eq!(gate.announce(&b, 1).unwrap_err().code, "too_much_in_flight");
+        large.release(450);
+        assert_eq!(gate.announce(&a, 20).unwrap_err().code, "too_much_of_spoke_in_flight");
+        let other = gate.announce(&b, 40).unwrap();
+        drop(large);
+        assert_eq!(gate.announced_bytes(), 40);
+        other.release(100);
+        assert_eq!(gate.announced_bytes(), 0);
+        assert!(gate.lock().of.is_empty());
+    }
+}
