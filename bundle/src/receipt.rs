@@ -14,6 +14,10 @@ use crate::key::{KeyError, NodeCertificate, PublicKey, SecretKey};
 use crate::path::FilePath;
 use crate::time::Timestamp;
 
+/// The code of a refusal that ends once the hub's operator has acted: something foreign stands
+/// where the file would land.
+pub const LANDING_BLOCKED: &str = "landing_blocked";
+
 const LABEL: &str = "barque-receipt-v2";
 const VERSION: u32 = 2;
 

@@ -95,23 +95,28 @@ fn op_05_a_locked_database_is_waited_for_on_both_sides() {
     }
 }
 
-fn lacks_mounts() -> Option<String> {
+pub fn lacks_mounts() -> Option<String> {
     (platform::effective_uid() != 0).then(|| "needs root, to mount".to_owned())
 }
 
 /// A tmpfs that is unmounted with this value.
-struct Mount(PathBuf);
+pub struct Mount(pub PathBuf);
 
 impl Mount {
     fn new(at: PathBuf) -> Self {
+        Self::of_size(at, "64m")
+    }
+
+    pub fn of_size(at: PathBuf, size: &str) -> Self {
         std::fs::create_dir_all(&at).unwrap();
         let mut command = Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", "size=64m", "barque-test"]).arg(&at);
+        let options = format!("size={size},mode=0755");
+        command.args(["-t", "tmpfs", "-o", &options, "barque-test"]).arg(&at);
         assert!(command.status().unwrap().success());
         Self(at)
     }
 
-    fn remount(&self, how: &str) {
+    pub fn remount(&self, how: &str) {
         let option = format!("remount,{how}");
         let mut mounted = false;
         // A file that is just being closed for writing keeps it busy for a moment.

@@ -12,6 +12,7 @@ mod crashes;
 mod cut;
 mod daemon;
 mod http;
+mod hub_cases;
 mod identity;
 mod kills;
 mod machine;
@@ -42,6 +43,7 @@ fn main() {
         cut::trials(),
         uploads::trials(),
         budgets::trials(),
+        hub_cases::trials(),
         daemon::trials(),
         several::trials(),
         bad_links::trials(),

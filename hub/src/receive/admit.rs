@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use barque_bundle::receipt::LANDING_BLOCKED;
 use barque_bundle::stream::{Preamble, STREAM_ENTRIES_MAX, StreamError};
 use barque_bundle::{
     ByteSize, Entry, ErrorKind, LandedName, Outcome, OutcomeLine, SpokeId, door, platform,
@@ -175,7 +176,7 @@ pub(super) fn mismatch(entry: &Entry, detail: String) -> Item {
 
 /// Refused now, and its number stays open: an operator of the hub has to act first.
 fn unanswered(entry: &Entry, detail: &str) -> Item {
-    match refused(entry, "landing_blocked", detail.to_owned()) {
+    match refused(entry, LANDING_BLOCKED, detail.to_owned()) {
         Item::Decided { line, .. } => Item::Decided { line, seq: None },
         other => other,
     }

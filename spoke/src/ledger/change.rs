@@ -483,6 +483,11 @@ fn leave(
     .map(drop)
 }
 
+/// Whether an operator of the hub has to act before this file can land: then it waits.
+pub(crate) fn is_for_the_hub(line: &OutcomeLine) -> bool {
+    line.code.as_deref() == Some(barque_bundle::receipt::LANDING_BLOCKED)
+}
+
 /// True when the line's path and digest equal a row that waits for an answer.
 fn apply_line(
     c: &Connection,
@@ -491,7 +496,7 @@ fn apply_line(
     receipt_id: i64,
     now: Timestamp,
 ) -> rusqlite::Result<bool> {
-    let Some(state) = after_outcome(line.outcome) else {
+    let Some(state) = after_outcome(line.outcome).filter(|_| !is_for_the_hub(line)) else {
         // The number stays open; the row is looked at again by the caller.
         let n = c
             .prepare_cached(

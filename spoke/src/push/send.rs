@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use barque_bundle::header::Draft;
+use barque_bundle::path::printable;
+use barque_bundle::receipt::LANDING_BLOCKED;
 use barque_bundle::wire::{Problem, Stopped};
 use barque_bundle::{BundleId, ByteSize, Entry, FilePath, Header, Outcome, OutcomeLine, Signed};
 
@@ -16,6 +18,7 @@ use crate::error::Error;
 use crate::fault::{self, Fault};
 use crate::hub_client::{CallError, Parcel, Progress, Sent};
 use crate::ledger::FileRow;
+use crate::ledger::change::is_for_the_hub;
 use crate::plan::{self, Load};
 
 /// Times that a file's bytes may arrive damaged before it waits for a person; once a pass counts.
@@ -342,6 +345,10 @@ impl Pass<'_> {
         }
         results.receipts += u64::from(!sent.receipt.lines.is_empty());
         for line in &applied.lines {
+            if is_for_the_hub(line) {
+                self.after_block(line, results)?;
+                continue;
+            }
             if matches!(line.outcome, Outcome::Mismatch | Outcome::Withdrawn) {
                 self.after_damage(line, results)?;
                 continue;
@@ -350,6 +357,21 @@ impl Pass<'_> {
             results.settled(line, row.map_or(0, |r| r.stat.size_bytes));
         }
         Ok(sent.stopped.as_ref().map(refusal))
+    }
+
+    /// The hub's operator has to act first: the file waits, behind others.
+    fn after_block(&mut self, line: &OutcomeLine, results: &mut Results) -> Result<(), Error> {
+        let why = line.detail.as_deref().unwrap_or("the hub cannot let it land now");
+        self.ledger.count_attempt(self.hub_id(), &line.path, (LANDING_BLOCKED, why))?;
+        self.faulted.insert(line.path.clone());
+        results.stopped_by = Some(LANDING_BLOCKED.to_owned());
+        results.error = Some(CallError::Refused(Box::new(Problem {
+            status: 503,
+            code: LANDING_BLOCKED.to_owned(),
+            detail: format!("{}: {why}", printable(line.path.as_str())),
+            ..Problem::default()
+        })));
+        Ok(())
     }
 
     /// The bytes were not the declared ones: looks whether the file or the way was at fault.
