@@ -233,10 +233,14 @@ impl Settler {
         let lines = tokio::task::spawn_blocking(move || -> Result<Vec<OutcomeLine>, Error> {
             let mut lines = Vec::with_capacity(answers.len());
             for (entry, is_mine, reply) in answers {
-                let Some(line) = line_of(&entry, &reply) else {
+                let Some(mut line) = line_of(&entry, &reply) else {
                     continue;
                 };
                 let landed = barque_bundle::wire::landed(&spoke, &entry.path);
+                if line.outcome == Outcome::Conflict {
+                    let theirs = parts.readers.read(|c| query::lookup(c, &landed))?;
+                    line.detail = theirs.map(|row| row.story());
+                }
                 let must_show = is_mine && line.outcome.is_held();
                 if !must_show || parts.ledger.is_promoted(&landed, &entry.sha256)? {
                     lines.push(line);

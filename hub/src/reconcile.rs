@@ -285,9 +285,11 @@ fn sort(
         };
         let line = match row.state {
             FileState::Removed => line(Outcome::Removed, 0),
-            _ if row.sha256 != entry.sha256 => {
-                OutcomeLine { their_sha256: Some(row.sha256), ..line(Outcome::Conflict, 0) }
-            }
+            _ if row.sha256 != entry.sha256 => OutcomeLine {
+                their_sha256: Some(row.sha256),
+                detail: Some(row.story()),
+                ..line(Outcome::Conflict, 0)
+            },
             FileState::Held => line(Outcome::AlreadyPresent, row.copies),
             FileState::Lost | FileState::Replaced => {
                 sorted.missing.push(entry.path);

@@ -27,7 +27,6 @@ use reqwest::header::{CONTENT_TYPE, RETRY_AFTER, SERVER};
 
 use crate::budget::Pace;
 use crate::edge::Edge;
-use crate::error::chain;
 use crate::pin::{PinnedTls, Roots, Times};
 use body::{CHUNKS_WAITING, ChannelWriter, Moved, write_stream};
 pub use body::{Parcel, Progress};
@@ -71,6 +70,15 @@ pub struct Way {
     pub pace: Option<Arc<Pace>>,
     /// Longest time in which nothing moves in either direction.
     pub stall: Duration,
+}
+
+/// An answer, before anybody knows whose it is.
+struct Heard {
+    status: u16,
+    /// Where an upload stands, as a header says.
+    offset: Option<u64>,
+    server: String,
+    bytes: Bytes,
 }
 
 /// The answer to a bundle: what counts, and why it ended early if it did.
@@ -159,18 +167,24 @@ impl HubClient {
     fn stalled(&self, url: &str) -> CallError {
         self.leave_connections();
         let why = format!("nothing moved for {} s", self.way.stall.as_secs());
-        CallError::Broken { url: url.to_owned(), why }
+        CallError::Broken { url: address_of(url), why }
     }
 
     fn not_the_hub(&self, status: u16, bytes: &[u8]) -> CallError {
         not_the_hub(self.address(), status, "", bytes)
     }
 
+    /// A success by its status that is no answer of the hub's.
+    fn not_ours(&self, heard: &Heard) -> CallError {
+        not_the_hub(self.address(), heard.status, &heard.server, &heard.bytes)
+    }
+
     fn failed(&self, url: &str, e: &reqwest::Error) -> CallError {
+        let url = &address_of(url);
         if self.tls.saw_wrong_root.swap(false, Ordering::Relaxed) {
             return CallError::WrongRoot { url: url.to_owned() };
         }
-        let why = chain(e);
+        let why = root_cause(e);
         if e.is_timeout() {
             self.leave_connections();
         }
@@ -194,9 +208,8 @@ impl HubClient {
         if answer.as_ref().is_err_and(|e| self.learn_from_refusal(e)) {
             answer = self.post_json(wire::RECONCILE, body, dig).await;
         }
-        let read = |bytes: Bytes| {
-            serde_json::from_slice(&bytes).map_err(|_| self.not_the_hub(200, &bytes))
-        };
+        let read =
+            |heard: Heard| serde_json::from_slice(&heard.bytes).map_err(|_| self.not_ours(&heard));
         let response: ReconcileResponse = answer.and_then(read).map_err(|e| carrying(e, len))?;
         let receipt = self.open(response.receipt.clone(), Answers::Reconcile(dig))?;
         Ok((response, receipt))
@@ -237,7 +250,7 @@ impl HubClient {
         path: &str,
         body: Bytes,
         dig: Sha256Digest,
-    ) -> Result<Bytes, CallError> {
+    ) -> Result<Heard, CallError> {
         let url = self.url(path);
         let request = self
             .http()
@@ -255,33 +268,29 @@ impl HubClient {
         barque_bundle::digest::hex(&self.edge.id_bytes()[..8])
     }
 
-    /// The bytes of a success, or what the refusal means.
-    async fn judge(&self, url: &str, response: reqwest::Response) -> Result<Bytes, CallError> {
-        let (status, _, bytes) = self.judge_any(url, response).await?;
-        if status == 200 { Ok(bytes) } else { Err(self.not_the_hub(status, &bytes)) }
+    /// A 200, or what the refusal means.
+    async fn judge(&self, url: &str, response: reqwest::Response) -> Result<Heard, CallError> {
+        let heard = self.judge_any(url, response).await?;
+        if heard.status == 200 { Ok(heard) } else { Err(self.not_ours(&heard)) }
     }
 
-    /// Status, upload offset and bytes of a 200, 201 or 204, or what the refusal means.
-    async fn judge_any(
-        &self,
-        url: &str,
-        response: reqwest::Response,
-    ) -> Result<(u16, Option<u64>, Bytes), CallError> {
-        let status = response.status();
+    /// A 200, 201 or 204, or what the refusal means.
+    async fn judge_any(&self, url: &str, response: reqwest::Response) -> Result<Heard, CallError> {
+        let status = response.status().as_u16();
         let server = header_of(&response, SERVER.as_str()).unwrap_or_default();
         let retry_after = header_of(&response, RETRY_AFTER.as_str());
         let retry_after = retry_after.and_then(|v| v.trim().parse::<u64>().ok());
         let offset = header_of(&response, wire::UPLOAD_OFFSET).and_then(|v| v.parse().ok());
         let bytes = whole(response).await.map_err(|e| self.failed_whole(url, e))?;
-        if matches!(status.as_u16(), 200 | 201 | 204) {
-            return Ok((status.as_u16(), offset, bytes));
+        if matches!(status, 200 | 201 | 204) {
+            return Ok(Heard { status, offset, server, bytes });
         }
         match serde_json::from_slice::<Problem>(&bytes) {
-            Ok(mut problem) if problem.status == status.as_u16() && !problem.code.is_empty() => {
+            Ok(mut problem) if problem.status == status && !problem.code.is_empty() => {
                 problem.retry_after_ms = problem.retry_after_ms.or(retry_after.map(|s| s * 1000));
                 Err(CallError::Refused(Box::new(problem)))
             }
-            _ => Err(not_the_hub(self.address(), status.as_u16(), &server, &bytes)),
+            _ => Err(not_the_hub(self.address(), status, &server, &bytes)),
         }
     }
 
@@ -405,10 +414,10 @@ pub async fn enroll(
         let response = match sent {
             Ok(response) => response,
             Err(_) if tls.saw_wrong_root.swap(false, Ordering::Relaxed) => {
-                return Err(CallError::WrongRoot { url });
+                return Err(CallError::WrongRoot { url: address_of(&url) });
             }
             Err(e) => {
-                last = CallError::Unreachable { url, why: chain(&e) };
+                last = CallError::Unreachable { url: address_of(&url), why: root_cause(&e) };
                 continue;
             }
         };
@@ -417,7 +426,7 @@ pub async fn enroll(
         let bytes = match whole(response).await {
             Ok(bytes) => bytes,
             Err(WholeError::Http(e)) => {
-                last = CallError::Broken { url, why: chain(&e) };
+                last = CallError::Broken { url: address_of(&url), why: root_cause(&e) };
                 continue;
             }
             Err(WholeError::TooLong) => return Err(not_the_hub(base, status, "", b"")),
@@ -432,11 +441,29 @@ pub async fn enroll(
             .map_err(|_| not_the_hub(base, status, &server, &bytes))?;
         // Also on a plain line: the answer's root must be the one that the token named.
         if answer.root.fingerprint() != root {
-            return Err(CallError::WrongRoot { url });
+            return Err(CallError::WrongRoot { url: address_of(&url) });
         }
         return Ok(answer);
     }
     Err(last)
+}
+
+/// The scheme, host and port of a URL: what a person has to know of it.
+fn address_of(url: &str) -> String {
+    let path = url.split_once("://").and_then(|(scheme, rest)| {
+        let end = rest.find('/')?;
+        Some(scheme.len() + 3 + end)
+    });
+    url[..path.unwrap_or(url.len())].to_owned()
+}
+
+/// What is at the bottom of a failure, without the layers that it came through.
+fn root_cause(e: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = e;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    if e.is_timeout() { "no answer in time".to_owned() } else { cause.to_string() }
 }
 
 /// The time for a page: as for a stall, and then as slow a link as 2 kB/s.

@@ -151,6 +151,18 @@ impl ServerCertVerifier for PinnedRoot {
     }
 }
 
+/// The local time for TLS. A clock before 1970 reads as 1970: it decides nothing, and must not end
+/// the process as rustls' own would.
+#[derive(Debug)]
+struct Local;
+
+impl rustls::time_provider::TimeProvider for Local {
+    fn current_time(&self) -> Option<UnixTime> {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Some(UnixTime::since_unix_epoch(now.unwrap_or_default()))
+    }
+}
+
 /// A client's TLS configuration, with the handles to steer and question its verifier.
 pub struct PinnedTls {
     pub config: rustls::ClientConfig,
@@ -169,7 +181,7 @@ impl PinnedTls {
             times: Arc::clone(&times),
             saw_wrong_root: Arc::clone(&saw_wrong_root),
         };
-        let mut config = rustls::ClientConfig::builder_with_provider(provider)
+        let mut config = rustls::ClientConfig::builder_with_details(provider, Arc::new(Local))
             .with_safe_default_protocol_versions()
             .expect("ring supports TLS 1.2 and 1.3")
             .dangerous()

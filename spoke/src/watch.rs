@@ -210,6 +210,36 @@ mod tests {
 
     use super::*;
 
+    /// 200 machines that lost their hub at one moment, and the hub back after half an hour.
+    #[test]
+    fn those_who_wait_for_one_hub_come_back_spread_out() {
+        let lost = || Err(Error::Usage("not reached".to_owned()));
+        let mut random = 7u32;
+        let mut byte = move || {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            random.to_be_bytes()[0]
+        };
+        let mut arrivals: Vec<u64> = Vec::new();
+        for _ in 0..200 {
+            let (mut at, mut failed) = (Duration::ZERO, 0);
+            while at < Duration::from_secs(1_800) {
+                let Next::Retry(wait) = next(&lost(), failed, byte()) else { panic!() };
+                at += wait;
+                failed += 1;
+            }
+            arrivals.push(at.as_secs());
+        }
+        let (first, last) = (arrivals.iter().min().unwrap(), arrivals.iter().max().unwrap());
+        let mut per_bucket = vec![0f64; usize::try_from((last - first) / 20 + 1).unwrap()];
+        for at in &arrivals {
+            per_bucket[usize::try_from((at - first) / 20).unwrap()] += 1.0;
+        }
+        let mean = 200.0 / per_bucket.len() as f64;
+        let peak = per_bucket.iter().copied().fold(0.0, f64::max);
+        assert!(last - first > 200, "{first} to {last}");
+        assert!(peak / mean < 3.0, "{per_bucket:?}");
+    }
+
     #[test]
     fn only_what_may_be_a_new_file_wakes_the_daemon() {
         let of = |kind: EventKind, path: &str| {

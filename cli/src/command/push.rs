@@ -1,9 +1,9 @@
 //! `barque push`.
 
+mod explain;
 mod watch;
 
 use barque_bundle::ByteSize;
-use barque_bundle::path::printable;
 use barque_spoke::PushReport;
 use barque_spoke::budget::Limits;
 use barque_spoke::push::{self, Event, Mode, Options};
@@ -109,11 +109,8 @@ fn complain(report: &PushReport, context: &Context) {
 }
 
 fn complain_of_hub(r: &PushReport, context: &Context) {
-    if let Some(e) = &r.error {
-        output::say(&format!(
-            "error: {e}; {} files wait and nothing is lost, the next push goes on",
-            r.left
-        ));
+    if let Some(fault) = explain::fault(r) {
+        output::say(&fault);
     }
     if context.global.json {
         return;
@@ -122,13 +119,7 @@ fn complain_of_hub(r: &PushReport, context: &Context) {
         output::say(&format!("warning: {}: {}", w.code, w.detail));
     }
     for c in &r.conflicts {
-        output::say(&format!(
-            "conflict: {}: the hub holds other content ({}) under this path, which stays; \
-             ours is {}. Rename the file, or set it aside: barque ledger dismiss",
-            printable(&c.path),
-            c.their_sha256.map_or("unknown".to_owned(), |d| d.to_string()),
-            c.sha256.map_or("unknown".to_owned(), |d| d.to_string()),
-        ));
+        output::say(&explain::conflict(c));
     }
     for f in &r.failures {
         output::say(&format!("{}: {} ({})", f.state, f.detail, f.code));

@@ -11,6 +11,8 @@ mod cases;
 mod crashes;
 mod cut;
 mod daemon;
+mod edge_cases;
+mod errors;
 mod http;
 mod hub_cases;
 mod identity;
@@ -43,6 +45,8 @@ fn main() {
         cut::trials(),
         uploads::trials(),
         budgets::trials(),
+        edge_cases::trials(),
+        errors::trials(),
         hub_cases::trials(),
         daemon::trials(),
         several::trials(),

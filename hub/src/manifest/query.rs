@@ -56,8 +56,16 @@ pub struct FileRow {
     pub series: SeriesId,
     pub seq: u64,
     pub received_at: Timestamp,
+    pub modified_at: Timestamp,
     pub position: u64,
     pub copies: u32,
+}
+
+impl FileRow {
+    /// Since when this content stands under its path, for whoever brings another one.
+    pub fn story(&self) -> String {
+        format!("modified {}, landed {}", self.modified_at, self.received_at)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +104,8 @@ fn time(row: &Row<'_>, column: &str) -> rusqlite::Result<Timestamp> {
 /// The row of a landed name, with the number of its holders.
 pub fn file(c: &Connection, landed: &str) -> rusqlite::Result<Option<FileRow>> {
     c.prepare_cached(
-        "SELECT file_id, state, sha256, size_bytes, bundle_id, series, seq, received_at, position,
+        "SELECT file_id, state, sha256, size_bytes, bundle_id, series, seq, received_at,
+                modified_at, position,
                 (SELECT count(*) FROM holders h WHERE h.file_id = f.file_id) AS copies
          FROM files f WHERE path = ?1",
     )?
@@ -113,6 +122,7 @@ pub fn file(c: &Connection, landed: &str) -> rusqlite::Result<Option<FileRow>> {
                 .map_err(|_| rusqlite::Error::InvalidQuery)?,
             seq: unsigned(r.get("seq")?),
             received_at: time(r, "received_at")?,
+            modified_at: time(r, "modified_at")?,
             position: unsigned(r.get("position")?),
             copies: r.get("copies")?,
         })

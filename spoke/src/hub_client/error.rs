@@ -9,12 +9,12 @@ use barque_bundle::wire::Problem;
 /// Why a call has no answer that counts.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    #[error("the hub at {url} cannot be reached: {why}")]
+    #[error("the hub at {url} cannot be reached ({why})")]
     Unreachable { url: String, why: String },
-    #[error("the connection to {url} broke off: {why}")]
+    #[error("the connection to the hub at {url} broke off ({why})")]
     Broken { url: String, why: String },
     #[error(
-        "{url} is not the hub that this spoke trusts (wrong root): another hub answers there, or somebody is in between"
+        "what answers at {url} is not the hub that this spoke trusts (wrong root): another hub, or somebody in between"
     )]
     WrongRoot { url: String },
     #[error("{} ({})", .0.detail, .0.code)]

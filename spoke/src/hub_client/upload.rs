@@ -11,10 +11,9 @@ use barque_bundle::wire::{self, UploadAnswer, UploadRequest};
 use barque_bundle::{Entry, Header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use bytes::Bytes;
 
 use super::body::{CHUNKS_WAITING, ChannelWriter, Moved, Parcel, Progress, open_unchanged};
-use super::{CallError, HubClient, Sent, WRITER_WAIT, carrying, streamed};
+use super::{CallError, Heard, HubClient, Sent, WRITER_WAIT, carrying, streamed};
 
 /// Where an upload stands after a call.
 pub enum Reached {
@@ -118,17 +117,12 @@ impl HubClient {
         (self.url(path), self.token(method, path, header.value.entries_digest))
     }
 
-    fn reached(
-        &self,
-        header: &Signed<Header>,
-        (status, offset, bytes): (u16, Option<u64>, Bytes),
-    ) -> Result<Reached, CallError> {
-        if status != 200 {
-            let missing = || self.not_the_hub(status, &bytes);
-            return offset.map(Reached::Offset).ok_or_else(missing);
+    fn reached(&self, header: &Signed<Header>, heard: Heard) -> Result<Reached, CallError> {
+        let not_ours = || self.not_ours(&heard);
+        if heard.status != 200 {
+            return heard.offset.map(Reached::Offset).ok_or_else(not_ours);
         }
-        let answer: UploadAnswer =
-            serde_json::from_slice(&bytes).map_err(|_| self.not_the_hub(200, &bytes))?;
+        let answer: UploadAnswer = serde_json::from_slice(&heard.bytes).map_err(|_| not_ours())?;
         let answers = Answers::Bundle(header.value.bundle_id);
         let receipt = self.open(answer.receipt, answers)?;
         Ok(Reached::Done(Box::new(Sent { receipt, stopped: answer.stopped })))

@@ -379,6 +379,7 @@ impl Pass<'_> {
         results: &mut Results,
     ) -> Result<End, Error> {
         let (hub_id, now, head) = (self.hub_id(), self.edge.now(), &receipt.head);
+        results.clock = Some((now, self.hub_now()));
         self.ledger.set_clock(hub_id, self.client.clock_offset_ms(), head.received_at)?;
         // Position and epoch as signed, not as merely stated beside the receipt.
         let fresh = self.new_series();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use barque_bundle::path::printable;
-use barque_bundle::{ErrorKind, HubId, Outcome, OutcomeLine, Sha256Digest};
+use barque_bundle::{ErrorKind, HubId, Outcome, OutcomeLine, Sha256Digest, Timestamp};
 use serde::Serialize;
 
 use super::{End, Event, ScanReport, Stop};
@@ -40,6 +40,9 @@ pub struct PushReport {
     pub not_settled: u64,
     /// Still to be sent.
     pub left: u64,
+    pub left_bytes: u64,
+    /// Since when the file that waits longest has waited.
+    pub left_since: Option<Timestamp>,
     /// Why the pass ended before all was sent.
     pub stopped_by: Option<String>,
     pub hub_reached: bool,
@@ -97,6 +100,37 @@ impl Warning {
                       run `barque enroll --new-identity TOKEN` on that machine";
         Self { code: "forked_series", detail: detail.to_owned() }
     }
+
+    /// None when the clocks are near enough for all purposes.
+    fn clock(here: Timestamp, hub: Timestamp) -> Option<Self> {
+        const NEAR_MS: u64 = 60_000;
+        let apart_ms = here.since_ms(hub);
+        if apart_ms.unsigned_abs() <= NEAR_MS {
+            return None;
+        }
+        let word = if apart_ms > 0 { "ahead of" } else { "behind" };
+        let apart = rough(apart_ms.unsigned_abs());
+        let detail = format!(
+            "this machine's clock ({here}) is {apart} {word} the hub's ({hub}); passes go by the \
+             hub's time, so nothing is lost. Set the clock, since log lines and modification times \
+             are this machine's"
+        );
+        Some(Self { code: "clock", detail })
+    }
+}
+
+/// A length of time in its largest unit.
+fn rough(ms: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [
+        (365 * 86_400_000, "years"),
+        (86_400_000, "days"),
+        (3_600_000, "hours"),
+        (60_000, "minutes"),
+    ];
+    // Rounded, so that three hours are not two and a bit.
+    let rounded = |of: u64| (ms + of / 2) / of;
+    let unit = UNITS.iter().find(|(of, _)| rounded(*of) >= 2).unwrap_or(&(1_000, "seconds"));
+    format!("{} {}", rounded(unit.0), unit.1)
 }
 
 /// A path under which the hub has other content.
@@ -104,7 +138,10 @@ impl Warning {
 pub struct Conflict {
     pub path: String,
     pub sha256: Option<Sha256Digest>,
+    pub modified_at: Timestamp,
     pub their_sha256: Option<Sha256Digest>,
+    /// When the hub's content was modified and landed, as the hub says.
+    pub theirs: Option<String>,
 }
 
 /// A file that waits for a person, and why.
@@ -202,6 +239,8 @@ pub(super) struct Results {
     is_used_up: bool,
     pub(super) is_idle: bool,
     pub(super) is_forked: bool,
+    /// This machine's time and the hub's, at one moment.
+    pub(super) clock: Option<(Timestamp, Timestamp)>,
     pub(super) error: Option<CallError>,
 }
 
@@ -226,6 +265,7 @@ impl Results {
             is_used_up: false,
             is_idle: false,
             is_forked: false,
+            clock: None,
             error: None,
         }
     }
@@ -327,6 +367,12 @@ impl Results {
         Ok(())
     }
 
+    fn warnings(&self) -> Vec<Warning> {
+        let forked = self.is_forked.then(Warning::forked_series);
+        let clock = self.clock.and_then(|(here, hub)| Warning::clock(here, hub));
+        forked.into_iter().chain(clock).collect()
+    }
+
     pub(super) fn finish(
         self,
         ledger: &Ledger,
@@ -334,6 +380,7 @@ impl Results {
         source: &Path,
         duration: Duration,
     ) -> Result<PushReport, Error> {
+        let warnings = self.warnings();
         let scan = self.scan;
         let skipped = scan.skipped.values().sum::<u64>()
             + scan.state(State::Dismissed)
@@ -341,6 +388,7 @@ impl Results {
             + self.removed;
         // Counted in the ledger and not worked out from the rest, so that a file that fell
         // through would show.
+        let tally = ledger.tally(hub_id)?;
         let left = match scan.is_dry {
             true => scan.state(State::Pending),
             false => ledger.met_and_pending(hub_id)?,
@@ -359,9 +407,11 @@ impl Results {
             skipped,
             not_settled: scan.not_settled,
             left: left + scan.state(State::Exported),
+            left_bytes: tally.pending_bytes,
+            left_since: tally.oldest_pending,
             stopped_by: self.stopped_by,
             hub_reached: self.hub_reached,
-            warnings: self.is_forked.then(Warning::forked_series).into_iter().collect(),
+            warnings,
             receipts: self.receipts,
             conflicts: conflicts(ledger, hub_id)?,
             failures: failures(ledger, hub_id, source)?,
@@ -387,7 +437,9 @@ fn conflicts(ledger: &Ledger, hub_id: HubId) -> Result<Vec<Conflict>, Error> {
         .map(|r| Conflict {
             path: r.path.to_string(),
             sha256: r.sha256,
+            modified_at: r.stat.modified_at(),
             their_sha256: r.their_sha256,
+            theirs: r.detail,
         })
         .collect())
 }
