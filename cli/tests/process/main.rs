@@ -20,6 +20,7 @@ mod kills;
 mod machine;
 mod memory;
 mod modes;
+mod neighbour;
 mod operator;
 mod parquet_files;
 mod passes;
@@ -45,6 +46,7 @@ fn main() {
         cut::trials(),
         uploads::trials(),
         budgets::trials(),
+        neighbour::trials(),
         edge_cases::trials(),
         errors::trials(),
         hub_cases::trials(),

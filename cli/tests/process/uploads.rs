@@ -1,6 +1,7 @@
 //! Large files in pieces: cut, killed, changed, and spoken to by hand.
 
 use std::fs;
+use std::process::{Child, Stdio};
 
 use barque_bundle::jwt;
 use barque_bundle::wire::{UPLOADS, UploadRequest};
@@ -19,7 +20,7 @@ use crate::trial;
 pub fn trials() -> Vec<Trial> {
     vec![
         trial!(a_file_that_is_cut_again_and_again_goes_on_where_it_ended),
-        trial!(kills_of_either_side_in_the_middle_of_an_upload_change_nothing),
+        trial!(a_hundred_kills_in_the_middle_of_uploads_change_nothing),
         trial!(an_upload_is_never_spliced_with_another_version),
         trial!(an_upload_by_hand_says_where_it_stands_and_refuses_what_does_not_fit),
     ]
@@ -56,43 +57,66 @@ fn a_file_that_is_cut_again_and_again_goes_on_where_it_ended() {
     }
 }
 
-fn kills_of_either_side_in_the_middle_of_an_upload_change_nothing() {
-    const BYTES: usize = 48_000_000;
+fn a_hundred_kills_in_the_middle_of_uploads_change_nothing() {
+    const FILES: u64 = 6;
+    const BYTES: usize = 40_000_000;
+    const KILLS: u32 = 100;
     let site = Site::new();
     let mut hub = Some(site.hub());
     let address = hub.as_ref().unwrap().address.clone();
     let spoke = site.spoke("s");
-    let (mut seed, mut resumed) = (3, 0);
-    for round in 0..24u64 {
-        let name = format!("d/m/2024/03/31/{round:02}/large.parquet");
-        spoke.put(&name, &sized(round, BYTES));
-        let mut push = spoke.start_push();
+    for n in 0..FILES {
+        spoke.put(&format!("d/m/2024/03/31/{n:02}/large.parquet"), &sized(n, BYTES));
+    }
+    let (mut seed, mut kills, mut resumed) = (3, 0, 0);
+    let mut running: Option<Child> = None;
+    while kills < KILLS {
+        let push = running.get_or_insert_with(|| {
+            // Slow enough that there is something to kill to the last.
+            let mut push = spoke.push_command();
+            push.args(["--bandwidth", "12MB/s"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+            push.spawn().unwrap()
+        });
         let before: u64 = partials(&site).into_iter().sum();
-        let until = before + random(&mut seed, BYTES as u64);
-        let reached = || partials(&site).into_iter().sum::<u64>() >= until;
-        while !reached() && push.try_wait().unwrap().is_none() {
-            std::thread::yield_now();
+        let more = random(&mut seed, 3_000_000);
+        while push.try_wait().unwrap().is_none()
+            && partials(&site).into_iter().sum::<u64>().abs_diff(before) <= more
+        {
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
         }
-        if round % 2 == 0 {
+        if push.try_wait().unwrap().is_some() {
+            // It gave up on a hub that was just being killed.
+            let pass = pass_of(running.take().unwrap().wait_with_output().unwrap());
+            assert_eq!((pass.code, pass.count("failed")), (75, 0), "after {kills} kills: {pass:?}");
+            continue;
+        }
+        kills += 1;
+        if kills % 2 == 0 {
+            // The push goes on by itself with the hub that comes back.
+            hub.take().unwrap().kill();
+            hub = Some(site.hub_with(&address, &[]));
+        } else {
             push.kill().unwrap();
             push.wait().unwrap();
-        } else {
-            hub.take().unwrap().kill();
-            let pass = pass_of(push.wait_with_output().unwrap());
-            assert!(matches!(pass.code, 0 | 75), "{pass:?}");
-            assert_eq!(pass.count("failed"), 0, "{pass:?}");
-            hub = Some(site.hub_with(&address, &[]));
+            running = None;
         }
-        let pass = spoke.push();
-        assert_eq!((pass.code, pass.count("left")), (0, 0), "{pass:?}");
-        resumed += pass.report["resumed"].as_array().unwrap().len();
-        let landed = site.landing().join("s").join(&name);
-        assert_eq!(fs::read(&landed).unwrap(), sized(round, BYTES), "{name}");
-        // Room for the next one.
-        fs::remove_file(spoke.source().join(&name)).unwrap();
     }
-    assert!(resumed >= 8, "only {resumed} uploads went on where they had ended");
+    if let Some(mut push) = running {
+        push.kill().unwrap();
+        push.wait().unwrap();
+    }
+    while spoke.status()["pending"].as_u64().unwrap()
+        + spoke.status()["in_flight"].as_u64().unwrap()
+        > 0
+    {
+        let pass = spoke.push();
+        assert_eq!((pass.code, pass.count("failed")), (0, 0), "{pass:?}");
+        resumed += pass.report["resumed"].as_array().unwrap().len();
+    }
+    assert!(resumed > 0, "nothing went on where it had ended");
+    site.assert_landed(&[&spoke]);
     assert!(partials(&site).is_empty());
+    drop(hub);
 }
 
 fn an_upload_is_never_spliced_with_another_version() {

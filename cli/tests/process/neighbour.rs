@@ -1,0 +1,165 @@
+//! A push beside others on a thin link: two network namespaces with a shaped pair between them.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use barque_bundle::platform;
+use libtest_mimic::Trial;
+
+use crate::site::{Site, barque, ended, json, pass_of, sized};
+use crate::trial;
+
+pub fn trials() -> Vec<Trial> {
+    vec![trial!(a_ping_beside_a_paced_push_stays_under_twice_idle, needs lacks_tools())]
+}
+
+fn lacks_tools() -> Option<String> {
+    if platform::effective_uid() != 0 {
+        return Some("needs root, for network namespaces".to_owned());
+    }
+    ["ip", "tc", "ping", "chrt"].into_iter().find_map(|tool| {
+        let found =
+            Command::new("sh").args(["-c", &format!("command -v {tool}")]).output().unwrap();
+        (!found.status.success()).then(|| format!("{tool} is absent"))
+    })
+}
+
+fn must(program: &str, args: &[&str]) {
+    let output = Command::new(program).args(args).output().unwrap();
+    assert!(output.status.success(), "{program} {args:?}: {:?}", output);
+}
+
+/// Two namespaces, gone with this value.
+struct Link {
+    spoke: String,
+    hub: String,
+}
+
+impl Link {
+    const HUB: &str = "10.201.7.1";
+
+    /// What goes from the spoke to the hub is shaped.
+    fn new(rate: &str) -> Self {
+        let id = std::process::id();
+        let link = Self { spoke: format!("bq-s-{id}"), hub: format!("bq-h-{id}") };
+        let (s, h) = (link.spoke.as_str(), link.hub.as_str());
+        must("ip", &["netns", "add", s]);
+        must("ip", &["netns", "add", h]);
+        must(
+            "ip",
+            &[
+                "link", "add", "veth0", "netns", s, "type", "veth", "peer", "name", "veth0",
+                "netns", h,
+            ],
+        );
+        for (ns, address) in [(s, "10.201.7.2/24"), (h, "10.201.7.1/24")] {
+            must("ip", &["-n", ns, "address", "add", address, "dev", "veth0"]);
+            must("ip", &["-n", ns, "link", "set", "veth0", "up"]);
+            must("ip", &["-n", ns, "link", "set", "lo", "up"]);
+        }
+        must(
+            "tc",
+            &[
+                "-n", s, "qdisc", "add", "dev", "veth0", "root", "tbf", "rate", rate, "burst",
+                "16kb", "latency", "400ms",
+            ],
+        );
+        link
+    }
+
+    /// A command of ours inside a namespace.
+    fn inside(&self, ns: &str, args: &[&str]) -> Command {
+        let ours = barque(args);
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", ns]).arg(ours.get_program()).args(ours.get_args());
+        for (name, value) in ours.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// The median of pings from the spoke's side, in ms.
+    fn ping(&self) -> f64 {
+        let mut ping = Command::new("ip");
+        ping.args([
+            "netns",
+            "exec",
+            &self.spoke,
+            "ping",
+            "-n",
+            "-i",
+            "0.05",
+            "-c",
+            "100",
+            Self::HUB,
+        ]);
+        let (code, out, err) = ended(ping.output().unwrap());
+        assert_eq!(code, 0, "{out} {err}");
+        let mut times: Vec<f64> = out
+            .lines()
+            .filter_map(|l| l.split("time=").nth(1)?.split(' ').next()?.parse().ok())
+            .collect();
+        assert!(times.len() >= 90, "{out}");
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        for ns in [&self.spoke, &self.hub] {
+            let _ = Command::new("ip").args(["netns", "delete", ns]).output();
+        }
+    }
+}
+
+fn a_ping_beside_a_paced_push_stays_under_twice_idle() {
+    let site = Site::new();
+    let link = Link::new("8mbit");
+    let listen = format!("{}:7171", Link::HUB);
+    let hub = site.start(
+        link.inside(&link.hub, &["hub", "serve", "--data", &site.data(), "--listen", &listen]),
+    );
+    let spoke = site.unenrolled("s");
+    let added = json(&["hub", "spoke", "add", "s", "--data", &site.data(), "--json"]);
+    let (token, source) = (added["token"].as_str().unwrap(), spoke.source().display().to_string());
+    let state = spoke.state();
+    let enroll = ["enroll", token, "--state", &state, "--source", &source];
+    assert!(link.inside(&link.spoke, &enroll).output().unwrap().status.success());
+    spoke.put("d/m/2024/03/31/02/f.parquet", &sized(1, 30_000_000));
+    let idle = link.ping();
+    // Four fifths of the link.
+    let args =
+        ["push", "--json", "--state", &state, "--max-duration", "15s", "--bandwidth", "6400kbit/s"];
+    let mut push = link.inside(&link.spoke, &args);
+    let mut push = push.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Not before it is under way.
+    let staging = site.path().join("hub/staging");
+    crate::site::wait_for("the push is under way", || {
+        let items = std::fs::read_dir(&staging).into_iter().flatten().flatten();
+        items.filter_map(|i| i.metadata().ok()).any(|m| m.len() > 500_000)
+    });
+    let beside = link.ping();
+    assert!(push.try_wait().unwrap().is_none(), "the push ended before the pings did");
+    let pass = pass_of(push.wait_with_output().unwrap());
+    let mut free =
+        link.inside(&link.spoke, &["push", "--json", "--state", &state, "--max-duration", "12s"]);
+    let mut free = free.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::park_timeout(std::time::Duration::from_secs(2));
+    let unpaced = link.ping();
+    let _ = free.wait();
+    let line = format!(
+        "median ping: idle {idle} ms, beside a paced push {beside} ms, unpaced {unpaced} ms"
+    );
+    let _ = writeln!(std::io::stdout(), "{line}");
+    assert_eq!((pass.code, &pass.report["stopped_by"]), (0, &"max_duration".into()), "{pass:?}");
+    assert!(pass.count("wire_bytes") > 8_000_000, "{pass:?}");
+    assert!(beside < 2.0 * idle, "{line}");
+    // What a push without a pace does to a neighbour: so the link is really the narrow place.
+    assert!(unpaced > 10.0 * idle, "{line}");
+    drop(hub);
+}
