@@ -25,6 +25,14 @@ fixtures:
 mutants *NAMES:
     tests/mutants/run {{NAMES}}
 
+# Peak memory at full size: 200,000 files of 4 KiB and 16 uploads of 512 MiB at once (12 GiB of disk).
+bench-memory:
+    TEST_MEMORY=full cargo test --release -p barque --test process -- memory_stays --nocapture
+
+# The process tests with the spoke's clock elsewhere (needs faketime): just clock '@2038-02-01 00:00:00'
+clock AT:
+    TEST_SPOKE_CLOCK="{{AT}}" cargo test -p barque --test process -- --skip a_hundred --skip memory_stays --skip a_ping
+
 # One process test by name: just process sp_02
 process NAME:
     cargo test -p barque --test process -- {{NAME}}

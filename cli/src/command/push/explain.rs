@@ -1,7 +1,7 @@
 //! What a pass tells a person: what happened, what it means for the data, what to do.
 
-use barque_bundle::ByteSize;
 use barque_bundle::path::printable;
+use barque_bundle::{ByteSize, ErrorKind};
 use barque_spoke::PushReport;
 use barque_spoke::hub_client::CallError;
 use barque_spoke::push::Conflict;
@@ -22,6 +22,9 @@ pub fn fault(report: &PushReport) -> Option<String> {
         }
         CallError::Refused(p) if p.code == "unknown_key" => {
             "nothing is lost; enroll this spoke again with a token of that hub".to_owned()
+        }
+        _ if error.kind() == ErrorKind::Full => {
+            "nothing is lost, the next push tries again".to_owned()
         }
         _ => "nothing is lost, and trying again will not help before that is mended".to_owned(),
     };
