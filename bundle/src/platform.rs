@@ -189,6 +189,24 @@ fn unescaped(text: &str) -> PathBuf {
     out.into()
 }
 
+/// Lets the system ask a silent peer now and then whether it is still there (a minute, then every
+/// 20 s): a connection whose other end has vanished ends.
+pub fn keep_alive(socket: &impl std::os::fd::AsFd) -> io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, std::time::Duration::from_secs(60))?;
+    sockopt::set_tcp_keepintvl(socket, std::time::Duration::from_secs(20))?;
+    Ok(())
+}
+
+/// Raises how many files this process may have open as far as the system lets it.
+pub fn raise_open_files() -> io::Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
+    Ok(())
+}
+
 /// The user that this process acts as.
 pub fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()

@@ -16,8 +16,8 @@ pub struct Limits {
     /// Bodies at once, of all spokes and of one.
     pub streams: usize,
     pub streams_per_spoke: usize,
-    /// Bytes that are announced and not on disk yet, of all spokes and of one; a single body may
-    /// be larger.
+    /// Bytes that are announced and not on disk yet, of all spokes and of one; a spoke's first body
+    /// comes whatever its size is.
     pub in_flight_bytes: u64,
     pub in_flight_bytes_per_spoke: u64,
 }
@@ -104,8 +104,12 @@ impl Gate {
         Ok(Place { gate: Arc::clone(self), spoke: spoke.clone() })
     }
 
-    /// Counts bytes that are to come, unless too many are under way.
-    pub fn announce(self: &Arc<Self>, spoke: &SpokeId, bytes: u64) -> Result<Announced, Refusal> {
+    /// Counts bytes that are to come, unless too many are under way; with the sum of all.
+    pub fn announce(
+        self: &Arc<Self>,
+        spoke: &SpokeId,
+        bytes: u64,
+    ) -> Result<(Announced, u64), Refusal> {
         let mut uses = self.lock();
         let own = uses.of.get(spoke).map_or(0, |u| u.bytes);
         for (under_way, max, code, of) in [
@@ -117,8 +121,8 @@ impl Gate {
                 "this spoke",
             ),
         ] {
-            // One body alone may be of any size.
-            if under_way > 0 && under_way.saturating_add(bytes) > max {
+            // One body of a spoke may always come, of whatever size: nobody starves.
+            if own > 0 && under_way > 0 && under_way.saturating_add(bytes) > max {
                 let detail = format!(
                     "{} of {of} are under way and {} more would be over {}; try again",
                     ByteSize(under_way),
@@ -129,7 +133,9 @@ impl Gate {
             }
         }
         uses.change(spoke, |u| u.bytes += bytes);
-        Ok(Announced { gate: Arc::clone(self), spoke: spoke.clone(), left: Mutex::new(bytes) })
+        let all = uses.all.bytes;
+        let (gate, spoke) = (Arc::clone(self), spoke.clone());
+        Ok((Announced { gate, spoke, left: Mutex::new(bytes) }, all))
     }
 }
 
@@ -199,11 +205,15 @@ mod tests {
     #[test]
     fn bytes_under_way_are_limited_and_one_body_alone_may_be_larger() {
         let (gate, a, b) = (gate(), "a".parse().unwrap(), "b".parse().unwrap());
-        let large = gate.announce(&a, 500).unwrap();
+        let (large, _) = gate.announce(&a, 500).unwrap();
+        // Another spoke's first body comes all the same, its second one waits.
+        let (first, all) = gate.announce(&b, 1).unwrap();
+        assert_eq!(all, 501);
         assert_eq!(gate.announce(&b, 1).unwrap_err().code, "too_much_in_flight");
+        drop(first);
         large.release(450);
         assert_eq!(gate.announce(&a, 20).unwrap_err().code, "too_much_of_spoke_in_flight");
-        let other = gate.announce(&b, 40).unwrap();
+        let (other, _) = gate.announce(&b, 40).unwrap();
         drop(large);
         assert_eq!(gate.announced_bytes(), 40);
         other.release(100);

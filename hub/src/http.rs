@@ -43,7 +43,7 @@ use crate::error::{Error, Refusal, chain};
 use crate::hub::{Parts, public_url, tls_config};
 use crate::registry;
 use crate::tls;
-use accept::Counting;
+use accept::{Counting, Speaking};
 
 /// Bytes that one stream may be ahead: hyper's default of 1 MiB starves long links.
 const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
@@ -78,10 +78,15 @@ async fn shed(
     request: Request,
     next: Next,
 ) -> Response {
-    if door == Door::Socket {
-        return next.run(request).await;
-    }
-    match Arc::clone(&parts.requests).try_acquire_owned() {
+    let places = match request.uri().path() {
+        // Whoever watches the hub has to see that it is merely busy.
+        "/healthz" | "/readyz" | "/metrics" => return next.run(request).await,
+        _ if door == Door::Socket => return next.run(request).await,
+        // Anybody may call this one, so it takes no place of others.
+        wire::ENROLL => &parts.enrollments,
+        _ => &parts.requests,
+    };
+    match Arc::clone(places).try_acquire_owned() {
         Ok(_place) => next.run(request).await,
         Err(_) => {
             body::discard(request.into_body());
@@ -191,6 +196,8 @@ pub struct Listeners {
     tcp: TcpListener,
     socket: std::os::unix::net::UnixListener,
     tls: Option<RustlsConfig>,
+    /// The pair on disk before it was read.
+    seen: Vec<u8>,
 }
 
 impl Listeners {
@@ -205,13 +212,14 @@ impl Listeners {
         let address = tcp.local_addr().map_err(in_use)?;
         let url = public_url(&parts.config, parts.identity.url.as_deref(), address.port());
         let _ = parts.url.set(url);
+        let seen = tls::fingerprint(&DataFolder(&parts.config.data).tls());
         let tls = match parts.config.plain {
             true => None,
             false => Some(RustlsConfig::from_config(tls_config(parts)?)),
         };
         let socket = bind_socket(parts)?;
         tracing::info!(%address, url = parts.url.get(), tls = tls.is_some(), "listening");
-        Ok(Self { tcp, socket, tls })
+        Ok(Self { tcp, socket, tls, seen })
     }
 
     /// Serves until `stop` ends; requests under way get `wait` to finish.
@@ -223,7 +231,9 @@ impl Listeners {
     ) -> Result<(), Error> {
         let (stopping, stopped) = tokio::sync::watch::channel(false);
         let socket_task = tokio::spawn(serve_socket(self.socket, Arc::clone(&parts), stopped));
-        let renewing = self.tls.clone().map(|tls| tokio::spawn(renew(Arc::clone(&parts), tls)));
+        let seen = self.seen;
+        let renewing =
+            self.tls.clone().map(|tls| tokio::spawn(renew(Arc::clone(&parts), tls, seen)));
         let handle = axum_server::Handle::new();
         let app = router(Arc::clone(&parts), Door::Public).into_make_service();
         let lost = |source| Error::Io { what: "the listener failed", path: "".into(), source };
@@ -235,9 +245,13 @@ impl Listeners {
                 match self.tls {
                     Some(tls) => {
                         let acceptor = RustlsAcceptor::new(tls).acceptor(counting);
+                        let acceptor = Speaking::new(acceptor, HEADER_WAIT);
                         tuned(server.acceptor(acceptor)).handle(handle).serve(app).await
                     }
-                    None => tuned(server.acceptor(counting)).handle(handle).serve(app).await,
+                    None => {
+                        let acceptor = Speaking::new(counting, HEADER_WAIT);
+                        tuned(server.acceptor(acceptor)).handle(handle).serve(app).await
+                    }
                 }
             }
         };
@@ -314,9 +328,8 @@ async fn serve_socket(
 
 /// Gives new connections the certificate that is on disk: looks often whether it is another one,
 /// daily whether it is due, and at once when told. One that does not fit its key waits.
-async fn renew(parts: Arc<Parts>, tls: RustlsConfig) {
+async fn renew(parts: Arc<Parts>, tls: RustlsConfig, mut seen: Vec<u8>) {
     let folder = DataFolder(&parts.config.data).tls();
-    let mut seen = tls::fingerprint(&folder);
     let mut due = Instant::now() + RENEWAL_CHECK;
     loop {
         let is_told = tokio::select! {
@@ -331,7 +344,7 @@ async fn renew(parts: Arc<Parts>, tls: RustlsConfig) {
             Ok(config) => {
                 tls.reload_from_config(config);
                 tracing::info!("new connections get the certificate that is on disk now");
-                seen = tls::fingerprint(&folder);
+                seen = there;
                 due = Instant::now() + RENEWAL_CHECK;
             }
             Err(e) => tracing::warn!(

@@ -30,6 +30,8 @@ use crate::upload::Uploads;
 /// Where the time comes from.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
+/// Enrollments answered at once.
+const ENROLLMENTS_MAX: usize = 32;
 /// How long a stopping hub lets requests end.
 const STOP_WAIT: Duration = Duration::from_secs(5);
 
@@ -54,6 +56,8 @@ pub struct Parts {
     pub gate: Arc<Gate>,
     /// Requests answered at once.
     pub requests: Arc<Semaphore>,
+    /// Enrollments, which anybody may call, answered at once.
+    pub enrollments: Arc<Semaphore>,
     /// Told to look at the TLS files again.
     pub reload: Arc<Notify>,
     pub started_at: Timestamp,
@@ -134,6 +138,7 @@ impl Hub {
         let parts = Arc::new(Parts {
             gate: Arc::new(Gate::new(config.limits)),
             requests: Arc::new(Semaphore::new(config.requests_max)),
+            enrollments: Arc::new(Semaphore::new(ENROLLMENTS_MAX)),
             reload: Arc::default(),
             config,
             identity,

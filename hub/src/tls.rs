@@ -79,6 +79,18 @@ fn read(folder: &Path, name: &str) -> Result<String, Error> {
 struct Issued {
     names: Vec<String>,
     not_after: Timestamp,
+    /// Of `server.pem` as it was issued; another one there is somebody's own.
+    #[serde(default)]
+    sha256: Option<Sha256Digest>,
+}
+
+impl Issued {
+    /// What was issued here, as long as it is what lies there.
+    fn read(folder: &Path) -> Option<Self> {
+        let issued: Self = serde_json::from_str(&read(folder, "server.json").ok()?).ok()?;
+        let there = Sha256Digest::of(read(folder, "server.pem").ok()?.as_bytes());
+        issued.sha256.is_none_or(|own| own == there).then_some(issued)
+    }
 }
 
 /// The server's TLS configuration; its certificate is made or renewed first when it is due.
@@ -87,11 +99,13 @@ pub fn server_config(
     names: &[String],
     now: Timestamp,
 ) -> Result<Arc<rustls::ServerConfig>, Error> {
-    let issued: Option<Issued> =
-        read(folder, "server.json").ok().and_then(|t| serde_json::from_str(&t).ok());
-    let is_good =
-        issued.is_some_and(|i| i.names == names && i.not_after.since_ms(now) > RENEW_DAYS * DAY_MS);
-    if !is_good {
+    let is_good = |i: Issued| i.names == names && i.not_after.since_ms(now) > RENEW_DAYS * DAY_MS;
+    let is_due = match Issued::read(folder) {
+        Some(issued) => !is_good(issued),
+        // A pair of somebody's own is served as it is, and renewed by whoever put it there.
+        None => !(folder.join("server.json").exists() && folder.join("server.pem").exists()),
+    };
+    if is_due {
         issue(folder, names, now)?;
     }
     let chain = read(folder, "server.pem")?;
@@ -112,10 +126,9 @@ pub fn fingerprint(folder: &Path) -> Vec<u8> {
     ["server.pem", "server.key"].iter().flat_map(|n| *hash(n).as_bytes()).collect()
 }
 
-/// When the server certificate ends; none when there is none.
+/// When the server certificate that was issued here ends; none when there is none, or another one.
 pub fn not_after(folder: &Path) -> Option<Timestamp> {
-    let text = read(folder, "server.json").ok()?;
-    serde_json::from_str::<Issued>(&text).ok().map(|i| i.not_after)
+    Issued::read(folder).map(|i| i.not_after)
 }
 
 fn issue(folder: &Path, names: &[String], now: Timestamp) -> Result<(), Error> {
@@ -133,9 +146,18 @@ fn issue(folder: &Path, names: &[String], now: Timestamp) -> Result<(), Error> {
     params.not_after = not_after.to_datetime();
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(tls)?;
     let cert = params.signed_by(&key, &issuer).map_err(tls)?;
+    let chain = format!("{}{ca_pem}", cert.pem());
+    // A crash from here on leaves no record, so that it is issued again.
+    match std::fs::remove_file(folder.join("server.json")) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Error::io("cannot remove", folder.join("server.json"))(e));
+        }
+        _ => {}
+    }
     write(folder, "server.key", &key.serialize_pem(), 0o600)?;
-    write(folder, "server.pem", &format!("{}{ca_pem}", cert.pem()), 0o600)?;
-    let issued = Issued { names: names.to_vec(), not_after };
+    write(folder, "server.pem", &chain, 0o600)?;
+    let sha256 = Some(Sha256Digest::of(chain.as_bytes()));
+    let issued = Issued { names: names.to_vec(), not_after, sha256 };
     let json = serde_json::to_string(&issued).map_err(|e| Error::Malformed(e.to_string()))?;
     // Last, so that a crash in between issues again.
     write(folder, "server.json", &json, 0o600)

@@ -9,10 +9,10 @@ use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use barque_bundle::digest::Hasher;
-use barque_bundle::{ByteSize, Entry, ErrorKind, Sha256Digest, SpokeId, platform};
+use barque_bundle::{ByteSize, Entry, ErrorKind, FilePath, Sha256Digest, SpokeId, platform};
 use tokio::sync::{Mutex as Seat, OwnedMutexGuard, watch};
 
 use crate::error::{Error, Refusal};
@@ -29,6 +29,8 @@ const KEPT_FOR_MS: i64 = 72 * 3_600_000;
 const SYNC_EVERY_BYTES: u64 = 16 * 1024 * 1024;
 /// How long an older request may take to end.
 const OLDER_WAIT: Duration = Duration::from_secs(15);
+/// How long an older request may still take what has arrived.
+const LEAVE_WAIT: Duration = Duration::from_secs(2);
 /// Uploads whose hash is remembered.
 const TURNS_MAX: usize = 1_024;
 const BUFFER_BYTES: usize = 256 * 1024;
@@ -77,6 +79,14 @@ impl Held {
             }
         }
     }
+}
+
+/// What room is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A new upload: older versions of its path go.
+    Begins,
+    GoesOn,
 }
 
 /// Why a piece of work at an upload ends before its time.
@@ -146,25 +156,31 @@ impl Uploads {
 
     /// Makes room for an upload that begins: older versions of its path go, and where a spoke has
     /// too many, or too much, those that were longest not gone on with.
-    pub fn make_room(&self, key: &UploadKey, size_bytes: u64) -> Result<(), Error> {
+    pub fn make_room(&self, key: &UploadKey, size_bytes: u64, step: Step) -> Result<(), Error> {
+        let of_before = |path: &FilePath| step == Step::Begins && *path == key.path;
         let mut rows = self.ledger.uploads(Some(&key.spoke_id))?;
         rows.retain(|r| r.key != *key);
-        rows.sort_by_key(|r| (r.key.path != key.path, r.touched_at));
+        rows.sort_by_key(|r| (!of_before(&r.key.path), r.touched_at));
         let mut count = rows.len();
         let mut bytes: u64 = rows.iter().map(|r| r.synced).sum();
-        // One file alone may be of any size.
+        // One file alone may be of any size, and a small one pushes no large one out: as many as
+        // there may be are together no more than the limit once again.
+        let is_small = size_bytes <= self.kept_bytes_max / UPLOADS_A_SPOKE_MAX as u64;
         let is_room = |count: usize, bytes: u64| {
-            let fits = bytes == 0 || bytes.saturating_add(size_bytes) <= self.kept_bytes_max;
-            fits && count < UPLOADS_A_SPOKE_MAX
+            let sum = bytes.saturating_add(size_bytes);
+            (is_small || bytes == 0 || sum <= self.kept_bytes_max) && count < UPLOADS_A_SPOKE_MAX
         };
         for row in rows {
-            if row.key.path != key.path && is_room(count, bytes) {
+            if !of_before(&row.key.path) && is_room(count, bytes) {
                 break;
             }
-            if let Some(held) = self.try_hold(&row.key) {
+            let Some(held) = self.try_hold(&row.key) else { continue };
+            // As it is now that nobody else can touch it: one that was just gone on with stays.
+            let fresh = self.ledger.upload(&row.key)?;
+            if fresh.is_none_or(|f| f.touched_at == row.touched_at) {
                 self.forget(held, &row.key)?;
                 count -= 1;
-                bytes -= row.synced;
+                bytes = bytes.saturating_sub(row.synced);
             }
         }
         if count < UPLOADS_A_SPOKE_MAX {
@@ -204,9 +220,15 @@ impl Uploads {
             return Err(offset_refusal(row.synced));
         }
         let mut buffer = vec![0u8; BUFFER_BYTES];
+        let mut leaving: Option<Instant> = None;
         let broken = loop {
-            if !held.is_newest() {
+            // What has arrived of an older request is still taken, but not for long.
+            let is_late = leaving.is_some_and(|since| since.elapsed() > LEAVE_WAIT);
+            if !held.is_newest() && is_late {
                 break Some(taken_over());
+            }
+            if !held.is_newest() && leaving.is_none() {
+                leaving = Some(Instant::now());
             }
             let n = match body.read(&mut buffer) {
                 Ok(0) => break None,
@@ -321,7 +343,7 @@ impl Uploads {
             return Ok(());
         }
         if known.is_none() {
-            self.make_room(&key, entry.size_bytes)?;
+            self.make_room(&key, entry.size_bytes, Step::Begins)?;
         }
         *held.warm = None;
         let path = self.path(&key);

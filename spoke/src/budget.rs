@@ -148,6 +148,11 @@ impl Allowance {
         self.stop.is_told() || self.deadline.is_some_and(|d| now >= d)
     }
 
+    /// What is left of a budget of which so much is spent.
+    pub fn set_budget(&mut self, budget: &Budget, spent: u64) {
+        self.budget_bytes = Some(budget.bytes.0.saturating_sub(spent));
+    }
+
     /// Bytes that may still go, given what went in this pass; none when nothing limits them.
     pub fn left(&self, gone: u64) -> Option<u64> {
         let all = [self.max_bytes, self.budget_bytes];

@@ -90,7 +90,8 @@ fn identity_for(
         hubs: Vec::new(),
     };
     match (who, present) {
-        (Who::AsBefore, None) => Ok(new()),
+        // One that was interrupted may have given its key to the hub.
+        (Who::AsBefore, None) => next(state, token).map(|n| n.unwrap_or_else(new)),
         (Who::AsBefore, Some(present)) if present.spoke_id == token.spoke => Ok(present),
         (Who::AsBefore, Some(present)) => Err(Error::Usage(format!(
             "{} belongs to the spoke {}, the token is for {}; use another state folder, or \
@@ -106,24 +107,28 @@ fn identity_for(
                 token.spoke
             )))
         }
-        // One that was interrupted: the hub may have taken its key.
-        (Who::Another, _) => Ok(Identity::load_from(state.next_identity())?
-            .filter(|next| next.spoke_id == token.spoke)
-            .unwrap_or_else(new)),
+        (Who::Another, _) => next(state, token).map(|n| n.unwrap_or_else(new)),
     }
+}
+
+/// The identity of an enrollment that was interrupted, if it is the token's.
+fn next(state: &StateFolder, token: &EnrollToken) -> Result<Option<Identity>, Error> {
+    let next = Identity::load_from(state.next_identity())?;
+    Ok(next.filter(|n| n.spoke_id == token.spoke))
 }
 
 /// Sets identity and ledger of who this folder was aside.
 fn leave_old_self(state: &StateFolder, edge: &Edge) -> Result<(), Error> {
+    // The ledger first: without it the same identity only asks its hub again.
+    Ledger::set_aside(&state.ledger(), "copied", edge.now())?;
     let path = state.identity();
     let aside = state.path().join(format!("identity.json.copied-{}", edge.now().unix_ms()));
     match std::fs::rename(&path, aside) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Error::io("cannot set aside", path)(e));
+            Err(Error::io("cannot set aside", path)(e))
         }
-        _ => {}
+        _ => Ok(()),
     }
-    Ledger::set_aside(&state.ledger(), "copied", edge.now()).map(drop)
 }
 
 fn configuration(state: &StateFolder, source: Option<&Path>) -> Result<SpokeConfig, Error> {
@@ -160,9 +165,10 @@ fn remember(
     ledger.set_clock(answer.hub_id, offset_ms, answer.hub_time)?;
     identity.hubs.retain(|p| p.hub_id != answer.hub_id);
     identity.hubs.push(Pin { hub_id: answer.hub_id, roots: vec![answer.root.clone()] });
-    identity.save(state)?;
     let urls = token.urls.iter().map(|u| u.trim_end_matches('/').to_owned()).collect();
     config.hubs.retain(|h| h.hub_id != answer.hub_id);
     config.hubs.push(HubEntry { hub_id: answer.hub_id, urls });
-    config.save(state)
+    // A hub without a pin is refused by name; one without an entry would be forgotten silently.
+    config.save(state)?;
+    identity.save(state)
 }

@@ -23,7 +23,10 @@ pub fn classify(error: &CallError) -> Fault {
         | CallError::Broken { .. }
         | CallError::TimeIsUp => Fault::Link,
         CallError::Refused(p) => classify_status(p.status),
-        CallError::Receipt(_) | CallError::WrongRoot { .. } | CallError::Client(_) => Fault::Fatal,
+        CallError::Receipt(_)
+        | CallError::WrongRoot { .. }
+        | CallError::NotPinned(_)
+        | CallError::Client(_) => Fault::Fatal,
     }
 }
 

@@ -99,7 +99,9 @@ fn http_client(tls: &PinnedTls) -> Result<reqwest::Client, CallError> {
 }
 
 impl HubClient {
-    pub fn new(party: Party, times: Times, edge: Edge, way: Way) -> Result<Self, CallError> {
+    pub fn new(party: Party, times: Arc<Times>, edge: Edge, way: Way) -> Result<Self, CallError> {
+        let urls = party.urls.iter().map(|u| u.trim_end_matches('/').to_owned()).collect();
+        let party = Party { urls, ..party };
         let tls = PinnedTls::new(Roots::Keys(party.roots.clone()), times);
         let http = http_client(&tls)?;
         let http = RwLock::new(http);
@@ -189,7 +191,6 @@ impl HubClient {
             self.leave_connections();
         }
         if e.is_connect() {
-            self.try_another_address();
             return CallError::Unreachable { url: url.to_owned(), why };
         }
         CallError::Broken { url: url.to_owned(), why }
@@ -405,7 +406,7 @@ pub async fn enroll(
     times: Times,
     request: &EnrollRequest,
 ) -> Result<EnrollResponse, CallError> {
-    let tls = PinnedTls::new(Roots::Fingerprint(root), times);
+    let tls = PinnedTls::new(Roots::Fingerprint(root), Arc::new(times));
     let http = http_client(&tls)?;
     let mut last = CallError::Client("the token names no address".to_owned());
     for base in urls {

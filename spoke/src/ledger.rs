@@ -122,7 +122,10 @@ impl Ledger {
                 params![
                     hub_id.to_string(),
                     series.to_string(),
-                    before.map(|b| b.series.to_string()),
+                    // A series that the hub never heard of replaces nothing there.
+                    before
+                        .and_then(|b| b.hub_epoch.map_or(b.replaces, |_| Some(b.series)))
+                        .map(|s| s.to_string()),
                     before.map_or(0, |b| b.clock_offset_ms),
                     before.and_then(|b| b.hub_time).map(Timestamp::unix_ms),
                     before.and_then(|b| b.last_success).map(Timestamp::unix_ms),

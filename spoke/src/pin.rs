@@ -185,9 +185,8 @@ pub struct PinnedTls {
 }
 
 impl PinnedTls {
-    pub fn new(roots: Roots, times: Times) -> Self {
+    pub fn new(roots: Roots, times: Arc<Times>) -> Self {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let times = Arc::new(times);
         let saw_wrong_root = Arc::new(AtomicBool::new(false));
         let verifier = PinnedRoot {
             roots,

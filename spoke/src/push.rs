@@ -25,6 +25,7 @@ use crate::identity::Identity;
 use crate::ledger::Ledger;
 use crate::ledger::passes::PassEnd;
 use crate::lock::Lock;
+use crate::pin::Times;
 use crate::plan::State;
 use crate::priority::Priorities;
 use crate::scan::{ScanReport, Scanner};
@@ -168,16 +169,28 @@ async fn over_hubs(
         select: config.select(&options.include, &options.exclude).map_err(Error::Usage)?,
         priorities: config.priorities().map_err(Error::Usage)?,
     };
-    let mut report: Option<PushReport> = None;
-    for hub in hubs {
-        let gone = report.as_ref().map_or(0, PushReport::wire_bytes_of_all);
-        let of_this = opened.one_hub(&mut ledger, hub, gone, told).await?;
-        match &mut report {
-            None => report = Some(of_this),
-            Some(report) => report.other_hubs.push(of_this),
-        }
+    let mut reports: Vec<Option<PushReport>> = hubs.iter().map(|_| None).collect();
+    let mut gone = 0;
+    for n in by_health(&ledger, &hubs)? {
+        let of_this = opened.one_hub(&mut ledger, hubs[n], gone, told).await?;
+        gone += of_this.wire_bytes;
+        reports[n] = Some(of_this);
     }
-    report.ok_or_else(|| open::not_enrolled(state))
+    let mut reports = reports.into_iter().flatten();
+    let mut report = reports.next().ok_or_else(|| open::not_enrolled(state))?;
+    report.other_hubs = reports.collect();
+    Ok(report)
+}
+
+/// In which order hubs have their turn: where a whole pass succeeded last goes first, so that one
+/// that is frozen, or has a backlog without end, takes the time of no other.
+fn by_health(ledger: &Ledger, hubs: &[&HubEntry]) -> Result<Vec<usize>, Error> {
+    let mut order = Vec::new();
+    for (n, hub) in hubs.iter().enumerate() {
+        order.push((ledger.hub(hub.hub_id)?.and_then(|h| h.last_success), n));
+    }
+    order.sort_by_key(|(success, n)| (std::cmp::Reverse(*success), *n));
+    Ok(order.into_iter().map(|(_, n)| n).collect())
 }
 
 /// What a push works with, once its state folder is read.
@@ -197,6 +210,8 @@ struct Opened<'a> {
 /// What counts for one hub.
 struct Line<'a> {
     hub: &'a HubEntry,
+    /// The hub's time, as far as it is known; learned on.
+    times: Arc<Times>,
     pace: Option<Arc<Pace>>,
     allowance: Allowance,
 }
@@ -249,17 +264,20 @@ impl Opened<'_> {
 
     /// Pace and allowance in hub time, so that a local clock that jumps forgets nothing.
     fn line<'h>(&self, ledger: &Ledger, hub: &'h HubEntry, gone: u64) -> Result<Line<'h>, Error> {
-        let offset_ms = ledger.hub(hub.hub_id)?.map_or(0, |h| h.clock_offset_ms);
+        let row = ledger.hub(hub.hub_id)?;
+        let offset_ms = row.as_ref().map_or(0, |h| h.clock_offset_ms);
+        let times = Arc::new(Times::new(offset_ms, row.and_then(|h| h.hub_time)));
         let period = self.limits.budget.map(|b| b.per.name(self.edge.now().plus_ms(offset_ms)));
         let spent = period.map_or(Ok(0), |p| ledger.spent_in(&p))?;
-        let clock = Arc::clone(&self.edge.clock);
+        let (clock, of_hub) = (Arc::clone(&self.edge.clock), Arc::clone(&times));
         let pace = self.limits.bandwidth.clone();
-        let pace = pace.map(|t| Arc::new(Pace::new(t, move || clock().plus_ms(offset_ms))));
+        let pace =
+            pace.map(|t| Arc::new(Pace::new(t, move || clock().plus_ms(of_hub.offset_ms()))));
         let mut limits = self.limits.clone();
         limits.max_bytes =
             limits.max_bytes.map(|b| barque_bundle::ByteSize(b.0.saturating_sub(gone)));
         let stop = self.options.stop.clone();
-        Ok(Line { hub, pace, allowance: Allowance::new(&limits, self.started, spent, stop) })
+        Ok(Line { hub, times, pace, allowance: Allowance::new(&limits, self.started, spent, stop) })
     }
 
     async fn pass(&self, ledger: &mut Ledger, line: &Line<'_>) -> Result<PushReport, Error> {
@@ -275,9 +293,21 @@ impl Opened<'_> {
             let mut results = Results::new(scan, carried);
             results.hub_reached = hub_reached;
             results.is_forked = is_forked;
-            if self.options.mode == Mode::Real && self.is_needed(ledger, hub_id)? {
-                let mut pass = self.talk(ledger, line, &source, scan_started)?;
-                let outcome = pass.run(&mut results).await;
+            if self.options.mode == Mode::DryRun {
+                return results.finish(ledger, hub_id, &self.config.source, started.elapsed());
+            }
+            let now = Instant::now();
+            let is_late = line.allowance.is_time_up(now.checked_sub(pass::GRACE).unwrap_or(now));
+            if restarts == 0 && !self.is_needed(ledger, hub_id)? {
+                results.is_idle = true;
+            } else if is_late {
+                // Nothing is left of the time for this hub.
+                results.used_up(line.allowance.is_used_up(0, now).unwrap_or("max_duration"));
+            } else {
+                let outcome = match self.talk(ledger, line, &source, scan_started)? {
+                    Ok(mut pass) => pass.run(&mut results).await,
+                    Err(e) => Err(Stop::Fatal(e)),
+                };
                 if matches!(outcome, Ok(End::StartOver)) && restarts < RESTARTS_MAX {
                     restarts += 1;
                     carried = (results.receipts, results.wire_bytes());
@@ -286,10 +316,8 @@ impl Opened<'_> {
                     continue;
                 }
                 results.take_outcome(outcome)?;
-            } else if self.options.mode == Mode::Real {
-                results.is_idle = true;
             }
-            if self.options.mode == Mode::Real && results.scan_is_complete() {
+            if results.hub_reached && results.scan_saw_all() {
                 self.forget_what_is_gone(ledger, line, &source)?;
             }
             return results.finish(ledger, hub_id, &self.config.source, started.elapsed());
@@ -313,7 +341,7 @@ impl Opened<'_> {
             select: &self.select,
             priorities: &self.priorities,
             dry: self.options.mode == Mode::DryRun,
-            stop: &self.options.stop,
+            is_over: &|| line.allowance.is_time_up(Instant::now()),
             events: self.events,
         }
         .scan()
@@ -332,16 +360,19 @@ impl Opened<'_> {
         Ok(!ledger.untold_voids(hub_id, hub.series)?.is_empty())
     }
 
-    /// The talking part of the pass, ready to run.
+    /// The talking part of the pass, ready to run; why not, if this hub cannot be called at all.
     fn talk<'p>(
         &'p self,
         ledger: &'p mut Ledger,
         line: &'p Line<'_>,
         source: &Arc<Root>,
         scan_started: Instant,
-    ) -> Result<Pass<'p>, Error> {
+    ) -> Result<Result<Pass<'p>, CallError>, Error> {
         let stall = self.config.stall_time().map_err(Error::Usage)?;
-        let client = client(self.identity, line, ledger, self.edge, stall)?;
+        let client = match client(self.identity, line, self.edge, stall) {
+            Ok(client) => client,
+            Err(e) => return Ok(Err(e)),
+        };
         let settings = pass::Settings {
             identity: self.identity,
             source: Arc::clone(source),
@@ -350,9 +381,10 @@ impl Opened<'_> {
             priorities: &self.priorities,
             hub: line.hub,
             allowance: line.allowance.clone(),
+            budget: self.limits.budget,
             scan_started,
         };
-        Pass::new(client, settings, ledger, self.edge, self.events)
+        Pass::new(client, settings, ledger, self.edge, self.events).map(Ok)
     }
 
     /// Rows of files that have been gone for long are dropped; looked for once a day.

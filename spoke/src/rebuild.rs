@@ -62,20 +62,42 @@ fn rebuild_locked(state: &StateFolder, edge: &Edge, mode: Mode) -> Result<Rebuil
     if mode == Mode::DryRun {
         return Ok(Rebuilt { aside: None, hubs: rebuilt_hubs, dismissed: 0 });
     }
-    let aside = match path.exists() {
-        true => Some(Ledger::set_aside(&path, "rebuilt", edge.now())?),
-        false => None,
-    };
-    let ledger = Ledger::open(&path)?;
+    // Whole before it takes the place of the old one, which is kept under another name.
+    let fresh = state.path().join("ledger.db.new");
+    remove_with_journals(&fresh)?;
+    let ledger = Ledger::open(&fresh)?;
     for (hub_id, row, series) in &hubs {
         ledger.add_rebuilt_hub(*hub_id, *series, row.as_ref())?;
     }
-    let carried = aside.as_deref().map_or(Ok(0), |aside| carry(&ledger, aside));
+    let there = path.exists();
+    let carried = if there { carry(&ledger, &path) } else { Ok(0) };
     let dismissed = carried.unwrap_or_else(|e| {
         tracing::warn!(error = %crate::error::chain(&e), "nothing of the old ledger can be read");
         0
     });
+    // Closed, it has no journal beside it.
+    ledger.tidy()?;
+    drop(ledger);
+    let aside = if there { Some(Ledger::set_aside(&path, "rebuilt", edge.now())?) } else { None };
+    std::fs::rename(&fresh, &path).map_err(Error::io("cannot put in place", &path))?;
+    barque_bundle::platform::sync_folder(state.path())
+        .map_err(Error::io("cannot sync", state.path()))?;
     Ok(Rebuilt { aside, hubs: rebuilt_hubs, dismissed })
+}
+
+/// What an interrupted rebuild left.
+fn remove_with_journals(path: &Path) -> Result<(), Error> {
+    for suffix in ["", "-wal", "-shm"] {
+        let mut name = path.as_os_str().to_owned();
+        name.push(suffix);
+        match std::fs::remove_file(&name) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io("cannot remove", PathBuf::from(name))(e));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// What the old ledger knows of the hubs; none when it cannot be read.
@@ -85,12 +107,12 @@ fn known(path: &Path, config: &SpokeConfig) -> Option<Vec<HubRow>> {
 }
 
 /// Takes over what only the old ledger knows: a person's dismissals, the passes, what was spent.
-fn carry(ledger: &Ledger, aside: &Path) -> Result<u64, Error> {
+fn carry(ledger: &Ledger, old: &Path) -> Result<u64, Error> {
     // A connection of its own brings an old schema up before it is read.
-    drop(Ledger::open(aside)?);
-    let wrap = |source| Error::Sqlite { path: aside.to_owned(), source };
+    drop(Ledger::open(old)?);
+    let wrap = |source| Error::Sqlite { path: old.to_owned(), source };
     let carry = |c: &Connection| -> rusqlite::Result<u64> {
-        c.execute("ATTACH ?1 AS old", [aside.to_string_lossy()])?;
+        c.execute("ATTACH ?1 AS old", [old.to_string_lossy()])?;
         let carried = c.execute_batch(
             "BEGIN IMMEDIATE;
              INSERT OR IGNORE INTO spent SELECT * FROM old.spent;

@@ -15,7 +15,6 @@ use barque_bundle::platform::Root;
 use barque_bundle::{FilePath, HubId, LandedName, SpokeId};
 use serde::Serialize;
 
-use crate::budget::Stop;
 use crate::edge::Edge;
 use crate::error::Error;
 use crate::ledger::{Change, FileRow, Ledger, StatRow};
@@ -114,8 +113,8 @@ pub struct Scanner<'a> {
     pub select: &'a Select,
     pub priorities: &'a Priorities,
     pub dry: bool,
-    /// Told, the scan leaves the rest to the next one.
-    pub stop: &'a Stop,
+    /// True when the time is over: the scan leaves the rest to the next one.
+    pub is_over: &'a (dyn Fn() -> bool + Sync),
     pub events: &'a (dyn Fn(Event) + Sync),
 }
 
@@ -154,7 +153,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn visit(&mut self, visit: Visit<'_>) -> Result<(), Error> {
-        if self.scanner.stop.is_told() {
+        if (self.scanner.is_over)() {
             self.report.is_partial = true;
             return Ok(());
         }
@@ -365,7 +364,7 @@ impl Run<'_> {
             };
             after = last.to_string();
             for (path, stat) in page {
-                if self.scanner.stop.is_told() {
+                if (self.scanner.is_over)() {
                     self.report.not_settled += 1;
                     continue;
                 }

@@ -23,6 +23,8 @@ const CHECK_IN_EVERY: Duration = Duration::from_secs(3600);
 /// The longest wait after passes that came to nothing.
 const RETRY_MAX: Duration = Duration::from_secs(300);
 const RETRY_BASE: Duration = Duration::from_secs(5);
+/// The shortest wait for a file that was not still.
+const SOON_MIN: Duration = Duration::from_millis(100);
 /// Changes that keep coming are not waited out for longer.
 const GATHER_MAX: Duration = Duration::from_secs(30);
 
@@ -47,7 +49,7 @@ impl Watch<'_> {
         let settle = config.settle_time().map_err(Error::Usage)?;
         let mut changes = Changes::listen(&config.source, self.state.path());
         let stop = self.options.stop.clone();
-        let (mut last_call, mut failed) = (None::<Instant>, 0u32);
+        let (mut last_call, mut failed, mut restless) = (None::<Instant>, 0u32, 0u32);
         loop {
             let is_due = last_call.is_none_or(|at| at.elapsed() >= CHECK_IN_EVERY);
             let check_in = if is_due { CheckIn::Always } else { CheckIn::IfNeeded };
@@ -65,14 +67,17 @@ impl Watch<'_> {
                 {
                     return Err(Error::Usage(e.to_string()));
                 }
-                Ok(r) if r.of_all().all(|r| r.hub_reached) => last_call = Some(Instant::now()),
+                Ok(r) if r.of_all().any(|r| r.hub_reached) => last_call = Some(Instant::now()),
                 _ => {}
             }
             let next = next(&passed, failed, self.edge.id_bytes()[0]);
-            failed = if matches!(next, Next::Retry(_)) { failed.saturating_add(1) } else { 0 };
+            failed = if matches!(next, Next::Retry { .. }) { failed.saturating_add(1) } else { 0 };
+            restless = if next == Next::Soon { restless.saturating_add(1) } else { 0 };
             let due =
                 last_call.map_or(CHECK_IN_EVERY, |at| CHECK_IN_EVERY.saturating_sub(at.elapsed()));
-            self.rest(next, due, settle, &mut changes, &stop).await;
+            // A file that is never still is not looked at all the time.
+            let soon = settle.max(SOON_MIN).saturating_mul(1 << restless.min(10)).min(GATHER_MAX);
+            self.rest(next, due, (settle, soon), &mut changes, &stop).await;
         }
     }
 
@@ -81,16 +86,23 @@ impl Watch<'_> {
         &self,
         next: Next,
         due: Duration,
-        settle: Duration,
+        (settle, soon): (Duration, Duration),
         changes: &mut Changes,
         stop: &Stop,
     ) {
         let quiet = settle.max(Duration::from_millis(100));
         let waiting = async {
             match next {
+                Next::Retry { wait, is_open: true } => {
+                    tokio::select! {
+                        () = tokio::time::sleep(wait) => {}
+                        () = changes.gathered(quiet) => {}
+                    }
+                }
                 // What changes meanwhile waits too: the way is shut.
-                Next::Retry(wait) => tokio::time::sleep(wait).await,
-                Next::Soon => tokio::time::sleep(quiet).await,
+                Next::Retry { wait, is_open: false } => tokio::time::sleep(wait).await,
+                Next::Soon => tokio::time::sleep(soon).await,
+                Next::Later => tokio::time::sleep(self.rescan.min(due)).await,
                 Next::Change => {
                     tokio::select! {
                         () = tokio::time::sleep(self.rescan.min(due)) => {}
@@ -109,8 +121,13 @@ impl Watch<'_> {
 /// What follows a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// It came to less than it should have.
-    Retry(Duration),
+    /// It came to less than it should have; open when another hub was reached.
+    Retry {
+        wait: Duration,
+        is_open: bool,
+    },
+    /// A limit is used up: what changes meanwhile waits.
+    Later,
     /// Files did not lie still yet.
     Soon,
     Change,
@@ -121,15 +138,20 @@ fn next(passed: &Result<PushReport, Error>, failed: u32, random: u8) -> Next {
         let doubled = RETRY_BASE.saturating_mul(1 << failed.min(10)).min(RETRY_MAX);
         let wait = doubled.max(asked.unwrap_or_default());
         // As many as start again together spread out.
-        Next::Retry(wait.mul_f64(1.0 + f64::from(random) / 512.0))
+        wait.mul_f64(1.0 + f64::from(random) / 512.0)
     };
     let Ok(report) = passed else {
-        return retry(None);
+        return Next::Retry { wait: retry(None), is_open: false };
     };
     let asked = report.of_all().filter_map(|r| r.error.as_ref()?.retry_after()).max();
     let is_short = |r: &PushReport| r.stopped_by.is_some() && !r.is_used_up;
     if report.of_all().any(|r| is_short(r) || r.is_refused) {
-        return retry(asked.map(|a| a.min(fault::ASKED_MAX * 30)));
+        let wait = retry(asked.map(|a| a.min(fault::ASKED_MAX * 30)));
+        let is_open = report.of_all().any(|r| r.hub_reached && !is_short(r));
+        return Next::Retry { wait, is_open };
+    }
+    if report.of_all().any(|r| r.is_used_up) {
+        return Next::Later;
     }
     if report.of_all().any(|r| r.not_settled > 0) { Next::Soon } else { Next::Change }
 }
@@ -144,7 +166,9 @@ struct Changes {
 impl Changes {
     fn listen(source: &Path, state: &Path) -> Self {
         let (tell, heard) = mpsc::channel(1);
-        let own = std::fs::canonicalize(state).unwrap_or_else(|_| state.to_owned());
+        // Without links, so that what the system tells of is recognized.
+        let real = |p: &Path| std::fs::canonicalize(p).unwrap_or_else(|_| p.to_owned());
+        let (own, source) = (real(state), real(source));
         let handler = move |event: notify::Result<notify::Event>| {
             if event.is_ok_and(|e| is_of_interest(&e, &own)) {
                 // One that waits to be heard is enough.
@@ -153,7 +177,7 @@ impl Changes {
         };
         let config = Config::default().with_follow_symlinks(false);
         let watcher = RecommendedWatcher::new(handler, config)
-            .and_then(|mut w| w.watch(source, RecursiveMode::Recursive).map(|()| w));
+            .and_then(|mut w| w.watch(&source, RecursiveMode::Recursive).map(|()| w));
         if let Err(e) = &watcher {
             tracing::warn!(
                 source = %source.display(),
@@ -200,7 +224,7 @@ fn is_of_interest(event: &notify::Event, own: &Path) -> bool {
 /// A name that ends as data does, or a folder's.
 fn may_be_data(path: &Path, own: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let is_data = name.ends_with(".parquet") || !name.contains('.');
+    let is_data = name.ends_with(".parquet") || !name.contains('.') || path.is_dir();
     is_data && !path.starts_with(own)
 }
 
@@ -223,7 +247,7 @@ mod tests {
         for _ in 0..200 {
             let (mut at, mut failed) = (Duration::ZERO, 0);
             while at < Duration::from_secs(1_800) {
-                let Next::Retry(wait) = next(&lost(), failed, byte()) else { panic!() };
+                let Next::Retry { wait, .. } = next(&lost(), failed, byte()) else { panic!() };
                 at += wait;
                 failed += 1;
             }

@@ -143,6 +143,13 @@ fn lacks_promtool() -> Option<String> {
     (!found).then(|| "needs promtool (Debian: prometheus)".to_owned())
 }
 
+/// What a plain hub counts.
+pub fn metrics_of(site: &Site, address: &str) -> String {
+    let add = ["hub", "token", "add", "--name", "metrics", "--data", &site.data(), "--json"];
+    let token = json(&add)["token"].as_str().unwrap().to_owned();
+    String::from_utf8(call(address, "GET", "/metrics", Some(&token), b"").body).unwrap()
+}
+
 fn metrics_pass_the_lint_and_count_what_happened() {
     let site = Site::new();
     let hub = site.hub_with("127.0.0.1:0", &["--plain"]);

@@ -83,6 +83,14 @@ fn a_hub_with_several_addresses_is_reached_by_whichever_answers() {
     assert_eq!((pass.code, pass.count("sent")), (0, 5), "{pass:?}");
     assert!(portal.treated() > 0);
     site.assert_landed(&[&spoke]);
+    // Two in a row at which nothing listens, with a slash that a person put there.
+    let closed =
+        [url(&format!("{closed}/")), url(&format!("localhost:{}", closed.port()))].join(", ");
+    let two = [closed, url(&format!("{}/", hub.address))].join(", ");
+    spoke.edit_config(&all, &two);
+    spoke.put("d/m/2024/03/31/03/more.parquet", &tiny(9));
+    let pass = spoke.push();
+    assert_eq!((pass.code, pass.count("sent")), (0, 1), "{pass:?}");
 }
 
 fn what_is_more_urgent_goes_first_and_the_newest_of_it() {
@@ -174,6 +182,8 @@ fn a_copied_state_folder_is_warned_of_keeps_both_data_sets_and_heals() {
     let (code, _, err) = run(&["enroll", &token, "--state", &b.state()]);
     assert!(code == 1 && err.contains("--new-identity"), "{code} {err}");
     json(&["enroll", &token, "--new-identity", "--state", &b.state(), "--json"]);
+    // A token that was interrupted is taken up again.
+    assert!(!Path::new(&b.state()).join("identity.next.json").exists());
     let pass = b.push();
     // The copy's own folder holds what it brought before; it lands under its new name.
     assert_eq!((pass.code, pass.count("sent"), pass.count("conflict")), (0, 5, 0), "{pass:?}");

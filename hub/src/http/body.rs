@@ -61,7 +61,9 @@ async fn collect(body: Body, idle: Duration, max: usize) -> Option<Result<Bytes,
             None => return Some(Ok(out.freeze())),
             Some(Ok(piece)) if out.len() + piece.len() <= max => out.extend_from_slice(&piece),
             Some(Ok(_)) => {
-                tokio::spawn(tokio::time::timeout(DRAIN_TIME, drain(stream)));
+                tokio::spawn(async move {
+                    let _ = tokio::time::timeout(DRAIN_TIME, drain(&mut stream)).await;
+                });
                 let detail = format!("the body is over {max} bytes; send less at once");
                 let refusal = Refusal::new(ErrorKind::TooLarge, "body_too_large", detail);
                 return Some(Err(Refusal { limit_bytes: Some(max as u64), ..refusal }));
@@ -76,7 +78,9 @@ async fn collect(body: Body, idle: Duration, max: usize) -> Option<Result<Bytes,
 
 /// Reads on for a little after an early answer, so that a client that still sends hears it.
 pub fn discard(body: Body) {
-    tokio::spawn(tokio::time::timeout(DRAIN_TIME, drain(body.into_data_stream())));
+    tokio::spawn(async move {
+        let _ = tokio::time::timeout(DRAIN_TIME, drain(&mut body.into_data_stream())).await;
+    });
 }
 
 /// A JSON value, whatever the Content-Type says.
@@ -113,7 +117,7 @@ pub fn reader(body: Body, idle: Duration) -> BodyReader {
     reader_until(body, idle, std::future::pending())
 }
 
-/// [`reader`], which breaks off when `end` comes.
+/// [`reader`], which breaks off when `end` comes: what has arrived by then is still read.
 pub fn reader_until(
     body: Body,
     idle: Duration,
@@ -121,27 +125,40 @@ pub fn reader_until(
 ) -> BodyReader {
     let (out, pieces) = mpsc::channel(WAITING);
     let received = Arc::new(Received::default());
-    let (breaking, hearing) = (out.clone(), Arc::clone(&received));
+    let hearing = Arc::clone(&received);
     tokio::spawn(async move {
-        tokio::select! {
-            () = pump(body, idle, out, hearing) => {}
-            () = end => {
-                let _ = breaking.send(Err(io::Error::other("it was ended"))).await;
-            }
+        let mut stream = body.into_data_stream();
+        let is_through = tokio::select! {
+            () = pump(&mut stream, idle, &out, &hearing) => true,
+            () = end => false,
+        };
+        if !is_through {
+            let rest = pump(&mut stream, ARRIVED_IDLE, &out, &hearing);
+            let _ = tokio::time::timeout(ARRIVED_TIME, rest).await;
+            let _ = out.send(Err(io::Error::other("it was ended"))).await;
         }
     });
     BodyReader { pieces, current: Bytes::new(), received }
 }
 
+/// A silence after which nothing more has arrived already, and the time for what has.
+const ARRIVED_IDLE: Duration = Duration::from_millis(50);
+const ARRIVED_TIME: Duration = Duration::from_secs(1);
+
+/// Hands pieces on, one by one. It may be dropped at any point and go on with the same stream: a
+/// piece is taken only when there is room for it.
 async fn pump(
-    body: Body,
+    stream: &mut axum::body::BodyDataStream,
     idle: Duration,
-    out: mpsc::Sender<io::Result<Bytes>>,
-    received: Arc<Received>,
+    out: &mpsc::Sender<io::Result<Bytes>>,
+    received: &Received,
 ) {
-    let mut stream = body.into_data_stream();
     let mut rate = Rate::new(idle);
     loop {
+        let Ok(room) = out.reserve().await else {
+            let _ = tokio::time::timeout(DRAIN_TIME, drain(stream)).await;
+            return;
+        };
         let piece = match tokio::time::timeout(idle, stream.next()).await {
             Ok(None) => {
                 received.is_whole.store(true, Ordering::Relaxed);
@@ -162,10 +179,7 @@ async fn pump(
             )),
         };
         let failed = piece.is_err();
-        if out.send(piece).await.is_err() {
-            let _ = tokio::time::timeout(DRAIN_TIME, drain(stream)).await;
-            return;
-        }
+        room.send(piece);
         if failed {
             return;
         }
@@ -173,7 +187,7 @@ async fn pump(
 }
 
 /// Fewest bytes of a body in the time of the longest silence: a body that comes slower holds a
-/// place for nothing. The slowest satellite links bring ten times as much.
+/// place for nothing.
 const WINDOW_BYTES_MIN: usize = 1024;
 
 /// Whether a body comes fast enough. A body that ends within its first window always does.
@@ -200,7 +214,7 @@ impl Rate {
     }
 }
 
-async fn drain(mut stream: axum::body::BodyDataStream) {
+async fn drain(stream: &mut axum::body::BodyDataStream) {
     let mut drained = 0;
     while let Some(Ok(piece)) = stream.next().await {
         drained += piece.len();

@@ -59,6 +59,9 @@ pub async fn status(
         operations: parts.proposer.counts().operations.load(Ordering::Relaxed),
         free_bytes: platform::free_bytes(parts.staging.folder()).unwrap_or(0),
         started_at: parts.started_at,
-        certificate_expires_at: tls::not_after(&DataFolder(&parts.config.data).tls()),
+        certificate_expires_at: match parts.config.plain {
+            true => None,
+            false => tls::not_after(&DataFolder(&parts.config.data).tls()),
+        },
     }))
 }

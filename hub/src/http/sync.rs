@@ -52,11 +52,24 @@ pub(super) async fn admit(parts: &Arc<Parts>, request: Request) -> Result<(Calle
     }
 }
 
+/// A place among the bodies taken at once; without one the unread body is drained a little, so
+/// that the refusal is heard.
+pub(super) fn place(parts: &Parts, caller: &Caller, sent: Body) -> Result<(Place, Body), Refusal> {
+    match parts.gate.enter(&caller.spoke_id) {
+        Ok(place) => Ok((place, sent)),
+        Err(refusal) => {
+            body::discard(sent);
+            Err(refusal)
+        }
+    }
+}
+
 pub async fn reconcile(
     State(parts): State<Arc<Parts>>,
     request: Request,
 ) -> Result<Json<ReconcileResponse>, Problem> {
     let (caller, sent) = admit(&parts, request).await?;
+    let (_place, sent) = place(&parts, &caller, sent)?;
     let bytes = body::whole(sent, parts.config.body_idle, body::PAGE).await?;
     let body_sha256 = Sha256Digest::of(&bytes);
     caller.check_digest(body_sha256)?;
@@ -69,14 +82,23 @@ pub async fn bundles(
     State(parts): State<Arc<Parts>>,
     request: Request,
 ) -> Result<Response, Problem> {
+    // What came of a stream counts, also when its connection is gone before it is read.
+    detached(take_bundle(parts, request)).await
+}
+
+/// Runs an answer to its end whether somebody still waits for it or not.
+pub(super) async fn detached(
+    answer: impl Future<Output = Result<Response, Problem>> + Send + 'static,
+) -> Result<Response, Problem> {
+    tokio::spawn(answer).await.unwrap_or_else(|_| {
+        let detail = "the hub met a fault of its own";
+        Err(Refusal::new(ErrorKind::Internal, "hub_fault", detail).into())
+    })
+}
+
+async fn take_bundle(parts: Arc<Parts>, request: Request) -> Result<Response, Problem> {
     let (caller, sent) = admit(&parts, request).await?;
-    let place = match parts.gate.enter(&caller.spoke_id) {
-        Ok(place) => place,
-        Err(refusal) => {
-            body::discard(sent);
-            return Err(refusal.into());
-        }
-    };
+    let (place, sent) = place(&parts, &caller, sent)?;
     let source = body::reader(sent, parts.config.body_idle);
     let received = source.received();
     let intake = receive::start(Arc::clone(&parts), caller, Held { source, _place: place });

@@ -13,7 +13,7 @@ use barque_bundle::{BundleId, ErrorKind};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-use super::sync::{admit, identify};
+use super::sync::{admit, detached, identify, place};
 use super::{Problem, ascii, body};
 use crate::error::{Error, Refusal};
 use crate::gate::Place;
@@ -21,7 +21,7 @@ use crate::hub::Parts;
 use crate::ledger::{UploadBundle, UploadKey, UploadRow};
 use crate::receive::{self, Reserved, Verdict};
 use crate::registry::Caller;
-use crate::upload::Held;
+use crate::upload::{Held, Step};
 
 /// Opens an upload, or goes on with one: where its bytes end, or the receipt if none are needed.
 pub async fn create(
@@ -29,6 +29,7 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, Problem> {
     let (caller, sent) = admit(&parts, request).await?;
+    let (_place, sent) = place(&parts, &caller, sent)?;
     let bytes = body::whole(sent, parts.config.body_idle, body::UPLOAD).await?;
     let UploadRequest { manifest, sig, entry } = body::json(&bytes)?;
     let decode = |text: &str, what: &str| {
@@ -73,7 +74,7 @@ fn begin_row(
     }
     let known = parts.ledger.upload(&key)?;
     if known.is_none() {
-        parts.uploads.make_room(&key, upload.entry.size_bytes)?;
+        parts.uploads.make_room(&key, upload.entry.size_bytes, Step::Begins)?;
     }
     let size_bytes = upload.entry.size_bytes;
     let is_same = |k: &UploadRow| k.size_bytes == size_bytes;
@@ -124,6 +125,15 @@ pub async fn append(
     Path(id): Path<String>,
     request: Request,
 ) -> Result<Response, Problem> {
+    // Goes on when the connection is gone before its bytes are read: what came is kept.
+    detached(append_piece(parts, id, request)).await
+}
+
+async fn append_piece(
+    parts: Arc<Parts>,
+    id: String,
+    request: Request,
+) -> Result<Response, Problem> {
     let (head, sent) = request.into_parts();
     let begun = begin(&parts, &head, &id).await;
     let (mut held, mut row, asked, place) = match begun {
@@ -134,8 +144,11 @@ pub async fn append(
         }
     };
     let left = row.size_bytes.saturating_sub(row.synced);
-    let spoke = row.key.spoke_id.clone();
-    let reserving = on_disk(&parts, move |parts| Reserved::take(parts, &spoke, left));
+    let (key, size_bytes) = (row.key.clone(), row.size_bytes);
+    let reserving = on_disk(&parts, move |parts| {
+        parts.uploads.make_room(&key, size_bytes, Step::GoesOn)?;
+        Reserved::take(parts, &key.spoke_id, left)
+    });
     let reserved = match reserving.await {
         Ok(reserved) => reserved,
         Err(e) => {

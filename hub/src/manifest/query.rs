@@ -227,7 +227,7 @@ pub fn spokes(c: &Connection, only: Option<&SpokeId>) -> Result<Vec<SpokeLine>, 
                 files: unsigned(r.get("files")?),
                 bytes: unsigned(r.get("bytes")?),
                 report: serde_json::from_str(&report).unwrap_or_default(),
-                forked_at: forked.filter(|at| *at > 0).map(Timestamp::from_unix_ms),
+                forked_at: forked.filter(|at| *at > 1).map(Timestamp::from_unix_ms),
             })
         })
         .map_err(wrap())?;

@@ -113,9 +113,9 @@ impl Reserved {
         let total = platform::total_bytes(folder).map_err(wrap())?;
         // A small file system keeps a twentieth.
         let kept = parts.config.reserve_bytes.min(total / 20);
-        let reserved = Self(parts.gate.announce(spoke, needed)?);
-        // This one's bytes are among them.
-        let announced = parts.gate.announced_bytes();
+        // This one's bytes are among all that are announced.
+        let (of_this, announced) = parts.gate.announce(spoke, needed)?;
+        let reserved = Self(of_this);
         if free >= announced.saturating_add(kept) {
             return Ok(reserved);
         }

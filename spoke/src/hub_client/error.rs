@@ -26,6 +26,8 @@ pub enum CallError {
     /// The caller's own deadline for the pass.
     #[error("the time for this pass is over")]
     TimeIsUp,
+    #[error("identity.json trusts no root of hub {0}; enroll this spoke there again")]
+    NotPinned(barque_bundle::HubId),
     #[error("the HTTP client cannot be made: {0}")]
     Client(String),
 }
@@ -71,7 +73,7 @@ impl CallError {
             | Self::Broken { .. }
             | Self::NotTheHub(_)
             | Self::TimeIsUp => ErrorKind::Unavailable,
-            Self::WrongRoot { .. } => ErrorKind::Unauthenticated,
+            Self::WrongRoot { .. } | Self::NotPinned(_) => ErrorKind::Unauthenticated,
             Self::Refused(p) => ErrorKind::from_http_status(p.status),
             Self::Receipt(e) => e.kind(),
             Self::Client(_) => ErrorKind::Internal,
@@ -88,6 +90,7 @@ impl CallError {
             Self::NotTheHub(_) => "not_the_hub",
             Self::Receipt(_) => "bad_receipt",
             Self::TimeIsUp => "max_duration",
+            Self::NotPinned(_) => "not_pinned",
             Self::Client(_) => "client",
         }
     }

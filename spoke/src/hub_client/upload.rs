@@ -55,7 +55,8 @@ impl HubClient {
             .body(body);
         let response = request.send().await.map_err(|e| self.failed(&url, &e))?;
         let judged = self.judge_any(&url, response).await.map_err(|e| carrying(e, len));
-        self.reached(header, self.with_hub_time(&url, judged)?)
+        let heard = self.with_hub_time(&url, judged)?;
+        self.reached(header, heard).map_err(|e| carrying(e, len))
     }
 
     /// Sends bytes of a file from one offset to another; the last piece is answered with the
@@ -99,7 +100,8 @@ impl HubClient {
         let answer = answer.await;
         let _ = tokio::time::timeout(WRITER_WAIT, writing).await;
         let answer = answer.map_err(|e| carrying(e, len));
-        self.reached(header, self.with_hub_time(&url, answer)?)
+        let heard = self.with_hub_time(&url, answer)?;
+        self.reached(header, heard).map_err(|e| carrying(e, len))
     }
 
     /// A refusal for the clock's sake is a break: the next try is signed in hub time.

@@ -334,6 +334,8 @@ fn replace_series(c: &Connection, hub: &str, series: SeriesId) -> rusqlite::Resu
         "UPDATE hubs SET replaces = series, series = ?2, seq_head = 0 WHERE hub_id = ?1",
         [hub, &series.to_string()],
     )?;
+    // Its open numbers are void by that alone.
+    c.execute("DELETE FROM voids WHERE hub_id = ?1", [hub])?;
     c.execute(
         "UPDATE files SET seq = NULL
          WHERE hub_id = ?1 AND state NOT IN ('pending', 'in_flight') AND seq IS NOT NULL",

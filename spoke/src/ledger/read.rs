@@ -164,7 +164,7 @@ impl Ledger {
             .prepare_cached(
                 "SELECT f.* FROM hubs h JOIN files f ON f.hub_id = h.hub_id AND f.path = ?2
                  WHERE h.hub_id <> ?1
-                   AND f.state IN ('pending', 'in_flight', 'exported', 'synced', 'conflict')",
+                   AND f.state IN ('pending', 'in_flight', 'exported', 'synced')",
             )
             .map_err(self.wrap())?;
         let rows =

@@ -1,5 +1,6 @@
 //! Who this spoke is, which hubs are meant, and a line to one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use barque_bundle::HubId;
@@ -8,10 +9,8 @@ use super::Line;
 use crate::config::{HubEntry, SpokeConfig, StateFolder};
 use crate::edge::Edge;
 use crate::error::Error;
-use crate::hub_client::{HubClient, Party, Way};
+use crate::hub_client::{CallError, HubClient, Party, Way};
 use crate::identity::Identity;
-use crate::ledger::Ledger;
-use crate::pin::Times;
 
 pub(super) fn not_enrolled(state: &StateFolder) -> Error {
     Error::NotEnrolled(format!(
@@ -37,14 +36,11 @@ pub(super) fn enrolled<'c>(
 pub(super) fn client(
     identity: &Identity,
     line: &Line<'_>,
-    ledger: &Ledger,
     edge: &Edge,
     stall: Duration,
-) -> Result<HubClient, Error> {
+) -> Result<HubClient, CallError> {
     let hub = line.hub;
-    let pin = identity.pin(hub.hub_id).ok_or_else(|| {
-        Error::NotEnrolled(format!("identity.json trusts no root of hub {}", hub.hub_id))
-    })?;
+    let pin = identity.pin(hub.hub_id).ok_or(CallError::NotPinned(hub.hub_id))?;
     let party = Party {
         hub_id: hub.hub_id,
         urls: hub.urls.clone(),
@@ -52,10 +48,6 @@ pub(super) fn client(
         key: identity.key.clone(),
         roots: pin.roots.clone(),
     };
-    let row = ledger.hub(hub.hub_id)?;
-    let times = Times::new(
-        row.as_ref().map_or(0, |h| h.clock_offset_ms),
-        row.as_ref().and_then(|h| h.hub_time),
-    );
-    Ok(HubClient::new(party, times, edge.clone(), Way { pace: line.pace.clone(), stall })?)
+    let way = Way { pace: line.pace.clone(), stall };
+    HubClient::new(party, Arc::clone(&line.times), edge.clone(), way)
 }

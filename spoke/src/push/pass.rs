@@ -11,7 +11,7 @@ use barque_bundle::{Entry, FilePath, HubId, Receipt, SeriesId};
 use super::ceiling::Ceilings;
 use super::report::Results;
 use super::{End, Event, Events, Stop};
-use crate::budget::Allowance;
+use crate::budget::{Allowance, Budget};
 use crate::config::HubEntry;
 use crate::edge::Edge;
 use crate::error::Error;
@@ -26,7 +26,7 @@ use crate::priority::Priorities;
 /// Files offered in one request.
 const PAGE: usize = 2_000;
 /// How long after its deadline a pass may still say how it stands.
-const GRACE: Duration = Duration::from_secs(15);
+pub(super) const GRACE: Duration = Duration::from_secs(15);
 
 /// What a pass is made of, beside its client and ledger.
 pub(super) struct Settings<'a> {
@@ -38,6 +38,8 @@ pub(super) struct Settings<'a> {
     pub(super) priorities: &'a Priorities,
     pub(super) hub: &'a HubEntry,
     pub(super) allowance: Allowance,
+    /// Until the hub's time is known.
+    pub(super) budget: Option<Budget>,
     pub(super) scan_started: Instant,
 }
 
@@ -114,8 +116,8 @@ impl Pass<'_> {
         loop {
             let page = self.ledger.pending_page(self.hub_id(), &after, PAGE)?;
             let Some(last) = page.last() else { break };
-            // Offering goes on, so that what the hub keeps of a file is not forgotten; time does not.
-            if self.is_used_up(results) && self.is_time_up() {
+            // One page is offered all the same, so that what the hub keeps of a file is not forgotten.
+            if self.is_used_up(results) && (self.is_time_up() || after != PageKey::first()) {
                 break;
             }
             after = last.page_key();
@@ -214,13 +216,27 @@ impl Pass<'_> {
         self.ceilings.of(self.client.address())
     }
 
+    /// The hub has answered at this address: how large bodies may be there is worth keeping.
+    pub(super) fn body_answered(&mut self) -> Result<(), Error> {
+        let now = self.hub_now();
+        self.ceilings.proven(self.ledger, self.client.address(), now)
+    }
+
+    /// Once the hub has said what time it is, the budget is that of its day or month.
+    fn renew_budget(&mut self, results: &Results) -> Result<(), Error> {
+        let Some(budget) = self.settings.budget.take() else { return Ok(()) };
+        let spent = self.ledger.spent_in(&budget.per.name(self.hub_now()))?;
+        let before = spent.saturating_sub(results.wire_bytes());
+        self.settings.allowance.set_budget(&budget, before);
+        Ok(())
+    }
+
     /// Whether a call failed for the size of its body, as far as one can tell; then less goes in
     /// the next one. No file is at fault.
-    pub(super) fn is_too_large(&mut self, error: &CallError) -> Result<bool, Error> {
-        let now = self.hub_now();
+    pub(super) fn is_too_large(&mut self, error: &CallError) -> bool {
         match error {
-            CallError::NotTheHub(stranger) => self.ceilings.lower(self.ledger, stranger, now),
-            _ => Ok(false),
+            CallError::NotTheHub(stranger) => self.ceilings.lower(stranger),
+            _ => false,
         }
     }
 
@@ -312,6 +328,8 @@ impl Pass<'_> {
             match answer {
                 Ok((response, receipt)) => {
                     self.faults = 0;
+                    self.body_answered()?;
+                    self.renew_budget(results)?;
                     results.hub_reached = true;
                     if let Some(newer) = response.forked {
                         results.is_forked = true;
@@ -326,7 +344,7 @@ impl Pass<'_> {
                     let end = self.take_answer(&response, &receipt, results)?;
                     return Ok(Offered::Answer(Box::new(response), end));
                 }
-                Err(e) if self.is_too_large(&e)? => return Ok(Offered::TooLarge),
+                Err(e) if self.is_too_large(&e) => return Ok(Offered::TooLarge),
                 Err(e) => self.link_fault(e).await?,
             }
         }
@@ -405,7 +423,10 @@ impl Pass<'_> {
 
     /// Waits before the next try of a call, or ends the pass.
     async fn link_fault(&mut self, error: CallError) -> Result<(), Stop> {
-        if fault::classify(&error) != Fault::Link {
+        // Somebody else answers at one of several addresses: the hub may be at another.
+        let is_elsewhere = matches!(error, CallError::WrongRoot { .. } | CallError::Receipt(_))
+            && self.faults + 1 < self.client.addresses();
+        if fault::classify(&error) != Fault::Link && !is_elsewhere {
             return Err(Stop::Fatal(error));
         }
         self.faults += 1;
@@ -414,7 +435,8 @@ impl Pass<'_> {
         if self.faults >= enough || self.is_time_up() || fault::asks_for_too_long(&error) {
             return Err(Stop::HubNotReached(error));
         }
-        if self.faults.is_multiple_of(2) {
+        let is_closed = matches!(error, CallError::Unreachable { .. });
+        if is_closed || is_elsewhere || self.faults.is_multiple_of(2) {
             self.client.try_another_address();
         }
         self.pause(&error, self.faults).await;

@@ -190,7 +190,9 @@ impl PushReport {
             // What only a person can mend comes before what time may mend.
             _ if self.needs_a_person() && self.hub_reached => NEEDS_A_PERSON,
             _ if self.stopped_by.is_some() && !self.is_used_up => try_later,
-            _ if !self.is_dry && !self.is_idle && !self.hub_reached => try_later,
+            _ if !self.is_dry && !self.is_idle && !self.is_used_up && !self.hub_reached => {
+                try_later
+            }
             _ if self.needs_a_person() => NEEDS_A_PERSON,
             _ => 0,
         }
@@ -270,6 +272,11 @@ impl Results {
         }
     }
 
+    /// Whether everything below the source was seen, were it settled or not.
+    pub(super) fn scan_saw_all(&self) -> bool {
+        self.scan.unreadable.is_empty() && !self.scan.is_partial
+    }
+
     pub(super) fn scan_is_complete(&self) -> bool {
         self.scan.is_complete()
     }
@@ -305,6 +312,13 @@ impl Results {
             self.stopped_by = Some(word.to_owned());
             self.is_used_up = true;
         }
+    }
+
+    /// What a person or time has to mend: it comes before any limit.
+    pub(super) fn stopped(&mut self, word: &str, error: Option<CallError>) {
+        self.stopped_by = Some(word.to_owned());
+        self.is_used_up = false;
+        self.error = error.or(self.error.take());
     }
 
     pub(super) fn moved(&mut self, event: &Event) {
@@ -351,7 +365,12 @@ impl Results {
         let (stopped_by, error) = match outcome {
             Ok(End::Done) => return Ok(()),
             Ok(End::StartOver) => {
-                self.stopped_by = Some("hub_changed".to_owned());
+                self.stopped(if self.is_forked { "forked_series" } else { "hub_changed" }, None);
+                return Ok(());
+            }
+            // Its own time is over before the hub could say so: a limit, and no fault.
+            Err(Stop::HubNotReached(CallError::TimeIsUp)) => {
+                self.used_up("max_duration");
                 return Ok(());
             }
             Err(Stop::Ledger(e)) => return Err(e),

@@ -103,8 +103,11 @@ impl Pass<'_> {
         let above = self.settings.upload_above;
         let weigh = |r: &FileRow| plan::member_bytes(&r.path, r.stat.size_bytes);
         let is_upload = |r: &FileRow| {
+            // Asked before any of its bytes go.
+            let is_blocked = r.code.as_deref() == Some(LANDING_BLOCKED);
             let is_too_large = self.body_max() != u64::MAX && weigh(r) > bytes_max;
-            r.stat.size_bytes > above || is_too_large || self.kept.contains(&r.path)
+            let is_large = r.stat.size_bytes > above || is_too_large;
+            is_large || is_blocked || self.kept.contains(&r.path)
         };
         plan::pack(rows, bytes_max, weigh, is_upload)
     }
@@ -142,10 +145,13 @@ impl Pass<'_> {
             let Some(error) = self.worth_another_try(fault, error, results)? else {
                 return Ok(Bundle::Through);
             };
-            let is_too_large = self.is_too_large(&error)?;
+            let is_too_large = self.is_too_large(&error);
             if !is_too_large {
                 breaks += 1;
                 self.breaks_in_a_row += 1;
+                if breaks > 1 {
+                    self.client.try_another_address();
+                }
                 self.pause(&error, breaks).await;
             }
             let waiting = self.still_pending(&rows)?;
@@ -213,8 +219,7 @@ impl Pass<'_> {
     /// Bodies end for this pass; offering goes on.
     pub(super) fn hub_is_full(&mut self, error: CallError, results: &mut Results) {
         tracing::warn!(error = %error, "the hub is full; no more files are sent this time");
-        results.stopped_by = Some("hub_full".to_owned());
-        results.error = Some(error);
+        results.stopped("hub_full", Some(error));
         self.bodies_end = true;
     }
 
@@ -235,8 +240,7 @@ impl Pass<'_> {
             self.ledger.count_attempt(self.hub_id(), &row.path, why)?;
             self.faulted.insert(row.path);
         }
-        results.stopped_by = Some("did_not_get_through".to_owned());
-        results.error = Some(error);
+        results.stopped("did_not_get_through", Some(error));
         Ok(Bundle::Through)
     }
 
@@ -333,12 +337,13 @@ impl Pass<'_> {
     ) -> Result<Option<CallError>, Error> {
         let (hub_id, now) = (self.hub_id(), self.edge.now());
         results.hub_reached = true;
+        self.body_answered()?;
         let applied = self.ledger.apply_receipt(hub_id, &sent.receipt, now)?;
         barque_bundle::fault::after(barque_bundle::fault::Step::LedgerWritten);
         let left = self.ledger.give_back(hub_id, bundle_id, now)?;
         if left > 0 && sent.stopped.is_none() {
             // Taken and not visible yet: the hub's log says why.
-            results.stopped_by = Some("hub_left_files".to_owned());
+            results.stopped("hub_left_files", None);
         }
         if !applied.lines.is_empty() {
             self.breaks_in_a_row = 0;
@@ -364,13 +369,13 @@ impl Pass<'_> {
         let why = line.detail.as_deref().unwrap_or("the hub cannot let it land now");
         self.ledger.count_attempt(self.hub_id(), &line.path, (LANDING_BLOCKED, why))?;
         self.faulted.insert(line.path.clone());
-        results.stopped_by = Some(LANDING_BLOCKED.to_owned());
-        results.error = Some(CallError::Refused(Box::new(Problem {
+        let error = CallError::Refused(Box::new(Problem {
             status: 503,
             code: LANDING_BLOCKED.to_owned(),
             detail: format!("{}: {why}", printable(line.path.as_str())),
             ..Problem::default()
-        })));
+        }));
+        results.stopped(LANDING_BLOCKED, Some(error));
         Ok(())
     }
 
@@ -384,7 +389,7 @@ impl Pass<'_> {
         self.faulted.insert(row.path.clone());
         let is_same = fresh.is_some_and(|f| f.sha256 == row.sha256);
         if is_same && line.outcome == Outcome::Mismatch {
-            results.stopped_by = Some("damaged_on_the_way".to_owned());
+            results.stopped("damaged_on_the_way", None);
             let why = (
                 "mismatch",
                 "the hub received other bytes than the file holds: the way to it damages data",

@@ -48,7 +48,7 @@ impl Pass<'_> {
                 return Ok(Bundle::Through);
             };
             self.ledger.give_back(hub_id, bundle_id, self.edge.now())?;
-            if self.is_too_large(&error)? {
+            if self.is_too_large(&error) {
                 continue;
             }
             let fault = fault::classify_upload(&error);
@@ -62,6 +62,9 @@ impl Pass<'_> {
             best = best.max(Some(reached));
             breaks += 1;
             self.upload_breaks += 1;
+            if breaks > 1 {
+                self.client.try_another_address();
+            }
             let is_busy = fault::is_busy(&error);
             // Over several files it is not the files.
             let is_the_link = self.upload_breaks >= UPLOAD_BREAKS_MAX;

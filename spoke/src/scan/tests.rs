@@ -50,7 +50,7 @@ impl Bench {
             select: &Select::default(),
             priorities: &Priorities::default(),
             dry: false,
-            stop: &Stop::default(),
+            is_over: &|| false,
             events: &|_| (),
         }
         .scan()

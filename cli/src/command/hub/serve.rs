@@ -13,6 +13,9 @@ use crate::command::now;
 use crate::exit;
 
 pub async fn run(context: &Context, args: HubServeArgs) -> anyhow::Result<u8> {
+    if let Err(e) = barque_bundle::platform::raise_open_files() {
+        tracing::warn!(error = %e, "the limit of open files stays as it is");
+    }
     let config = context.file.hub(args.data.data, args.listen, args.plain);
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;

@@ -28,6 +28,7 @@ pub fn fault(report: &PushReport) -> Option<String> {
         }
         _ => "nothing is lost, and trying again will not help before that is mended".to_owned(),
     };
+    let error = barque_bundle::error::chain(error);
     Some(format!("error: {error}; {}; {next}", waiting(report)))
 }
 

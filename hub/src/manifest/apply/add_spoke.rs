@@ -14,7 +14,9 @@ pub fn apply(c: &Connection, command: &AddSpoke, at: Timestamp) -> rusqlite::Res
     match taken {
         None => make(c, command, &folded, at)?,
         // Announced, and its token expired before anybody used it: it gets another one.
-        Some(name) if name == spoke && was_never_used(c, spoke, at)? => {}
+        Some(name) if name == spoke && was_never_used(c, spoke, at)? => {
+            c.execute("DELETE FROM enrollments WHERE spoke_id = ?1", [spoke])?;
+        }
         Some(_) => return Ok(Reply::Refused(CommandRefusal::NameTaken)),
     }
     c.execute(

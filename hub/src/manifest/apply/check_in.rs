@@ -8,7 +8,7 @@ use crate::command::{CheckIn, OperationReply};
 use crate::manifest::query::{signed, unsigned};
 
 /// Series that are followed from one to the next at the most.
-const CHAIN_MAX: u32 = 1_000;
+const CHAIN_MAX: u32 = 64;
 
 pub fn apply(c: &Connection, op: &CheckIn, at: Timestamp) -> rusqlite::Result<OperationReply> {
     let spoke = op.spoke_id.as_str();
@@ -61,7 +61,7 @@ pub fn apply(c: &Connection, op: &CheckIn, at: Timestamp) -> rusqlite::Result<Op
 
 /// The series at the end of those that replaced one another from here on.
 fn newest_after(c: &Connection, spoke: &str, first: String) -> rusqlite::Result<String> {
-    let mut newest = first;
+    let mut newest = first.clone();
     // A spoke may state any chain, a ring too.
     for _ in 0..CHAIN_MAX {
         let next: Option<Option<String>> = c
@@ -69,8 +69,8 @@ fn newest_after(c: &Connection, spoke: &str, first: String) -> rusqlite::Result<
             .query_row([spoke, &newest], |r| r.get(0))
             .optional()?;
         match next.flatten() {
-            Some(next) => newest = next,
-            None => break,
+            Some(next) if next != first => newest = next,
+            _ => break,
         }
     }
     Ok(newest)
