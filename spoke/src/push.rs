@@ -110,8 +110,8 @@ impl From<Error> for Stop {
     }
 }
 
-/// Runs one pass against each hub of the state folder, in their order; the report is that of the
-/// first, with those of the others in it.
+/// Runs one pass against each hub of the state folder, that which did well last first; the report
+/// is that of the first one in `spoke.toml`, with those of the others in it.
 ///
 /// The ledger is a cache of truth: one that is damaged is set aside, and a new one is made by
 /// hashing and asking the hub, without sending what the hub holds.

@@ -212,3 +212,15 @@ fn a_ledger_of_the_first_version_is_brought_up_to_the_newest_schema() {
     assert_eq!(schema(&migrated), schema(&Ledger::open(&dir.path().join("fresh.db")).unwrap()));
     assert!(barque_bundle::database::copy_name(&path, 1).exists());
 }
+
+#[test]
+fn the_digest_for_another_hub_is_searched_for_and_all_files_are_not_looked_through() {
+    let dir = tempfile::tempdir().unwrap();
+    let l = ledger(dir.path());
+    let sql = format!("EXPLAIN QUERY PLAN {}", read::DIGEST_FOR_ANOTHER);
+    let mut plan = l.connection.prepare(&sql).unwrap();
+    let rows = plan.query_map(["a", "b"], |r| r.get::<_, String>(3)).unwrap();
+    let plan: Vec<String> = rows.collect::<Result<_, _>>().unwrap();
+    assert!(plan.iter().any(|p| p.starts_with("SEARCH f USING PRIMARY KEY")), "{plan:?}");
+    assert!(plan.iter().all(|p| !p.starts_with("SCAN f")), "{plan:?}");
+}
