@@ -23,6 +23,8 @@ const CHECK_IN_EVERY: Duration = Duration::from_secs(3600);
 /// The longest wait after passes that came to nothing.
 const RETRY_MAX: Duration = Duration::from_secs(300);
 const RETRY_BASE: Duration = Duration::from_secs(5);
+/// The shortest wait for a check-in.
+const DUE_MIN: Duration = Duration::from_secs(60);
 /// The shortest wait for a file that was not still.
 const SOON_MIN: Duration = Duration::from_millis(100);
 /// Changes that keep coming are not waited out for longer.
@@ -73,8 +75,9 @@ impl Watch<'_> {
             let next = next(&passed, failed, self.edge.id_bytes()[0]);
             failed = if matches!(next, Next::Retry { .. }) { failed.saturating_add(1) } else { 0 };
             restless = if next == Next::Soon { restless.saturating_add(1) } else { 0 };
-            let due =
-                last_call.map_or(CHECK_IN_EVERY, |at| CHECK_IN_EVERY.saturating_sub(at.elapsed()));
+            // Also when a call is overdue that this pass could not make.
+            let since = last_call.map_or(Duration::ZERO, |at| at.elapsed());
+            let due = CHECK_IN_EVERY.saturating_sub(since).max(DUE_MIN);
             // A file that is never still is not looked at all the time.
             let soon = settle.max(SOON_MIN).saturating_mul(1 << restless.min(10)).min(GATHER_MAX);
             self.rest(next, due, (settle, soon), &mut changes, &stop).await;

@@ -25,6 +25,8 @@ use crate::priority::Priorities;
 
 /// Files offered in one request.
 const PAGE: usize = 2_000;
+/// The same once nothing more may be sent.
+const PAGE_USED_UP: usize = 100;
 /// How long after its deadline a pass may still say how it stands.
 pub(super) const GRACE: Duration = Duration::from_secs(15);
 
@@ -114,12 +116,14 @@ impl Pass<'_> {
         });
         let mut after = PageKey::first();
         loop {
-            let page = self.ledger.pending_page(self.hub_id(), &after, PAGE)?;
-            let Some(last) = page.last() else { break };
-            // One page is offered all the same, so that what the hub keeps of a file is not forgotten.
-            if self.is_used_up(results) && (self.is_time_up() || after != PageKey::first()) {
+            // A few are offered all the same, so that what the hub keeps of a file is not forgotten.
+            let is_used_up = self.is_used_up(results);
+            if is_used_up && (self.is_time_up() || after != PageKey::first()) {
                 break;
             }
+            let most = if is_used_up { PAGE_USED_UP } else { PAGE };
+            let page = self.ledger.pending_page(self.hub_id(), &after, most)?;
+            let Some(last) = page.last() else { break };
             after = last.page_key();
             let rows = self.still_there(page, results)?;
             if !rows.is_empty() && self.offer_and_send(&rows, results).await? == End::StartOver {
