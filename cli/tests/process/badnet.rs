@@ -2,8 +2,8 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::proxy::DAMAGED;
@@ -42,8 +42,7 @@ pub enum Shape {
 /// A box that listens on a port of its own until the test's process ends.
 pub struct BadNet {
     pub address: String,
-    to_hub: Arc<AtomicU64>,
-    treated: Arc<AtomicU64>,
+    line: Arc<Line>,
 }
 
 const PAGE: &str = "<html><body>Guest network: please log in</body></html>";
@@ -53,39 +52,49 @@ impl BadNet {
     pub fn start(hub: &str, shape: Shape, good: Option<u64>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (to_hub, treated): (Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
-        let line = Line {
+        let line = Arc::new(Line {
             hub: hub.to_owned(),
             shape,
-            to_hub: Arc::clone(&to_hub),
-            treated: Arc::clone(&treated),
-        };
-        let line = Arc::new(line);
+            to_hub: AtomicU64::new(0),
+            treated: AtomicU64::new(0),
+            open: AtomicU64::new(0),
+        });
+        let net = Self { address, line: Arc::clone(&line) };
         std::thread::spawn(move || {
             for (n, client) in (1..).zip(listener.incoming().flatten()) {
                 let (line, is_bad) = (Arc::clone(&line), good.is_none_or(|good| n % good != 0));
-                std::thread::spawn(move || line.carry(client, is_bad));
+                line.open.fetch_add(1, Ordering::SeqCst);
+                std::thread::spawn(move || {
+                    line.carry(client, is_bad);
+                    line.open.fetch_sub(1, Ordering::SeqCst);
+                });
             }
         });
-        Self { address, to_hub, treated }
+        net
     }
 
     /// Bytes that went on to the hub.
     pub fn carried(&self) -> u64 {
-        self.to_hub.load(Ordering::SeqCst)
+        self.line.to_hub.load(Ordering::SeqCst)
     }
 
     /// Connections, or requests, that met the worst of it.
     pub fn treated(&self) -> u64 {
-        self.treated.load(Ordering::SeqCst)
+        self.line.treated.load(Ordering::SeqCst)
+    }
+
+    /// Connections that are not over.
+    pub fn open(&self) -> u64 {
+        self.line.open.load(Ordering::SeqCst)
     }
 }
 
 struct Line {
     hub: String,
     shape: Shape,
-    to_hub: Arc<AtomicU64>,
-    treated: Arc<AtomicU64>,
+    to_hub: AtomicU64,
+    treated: AtomicU64,
+    open: AtomicU64,
 }
 
 impl Line {
@@ -109,6 +118,7 @@ impl Line {
             is_dead: false.into(),
             started: Instant::now(),
             touched_ms: AtomicU64::new(0),
+            over: Over::default(),
             line: self,
         };
         std::thread::scope(|s| {
@@ -204,11 +214,39 @@ struct Link<'a> {
     is_dead: std::sync::atomic::AtomicBool,
     started: Instant,
     touched_ms: AtomicU64,
+    over: Over,
     line: &'a Line,
 }
 
+/// Set when nothing gets through a connection any more, so that what is on its way is not waited
+/// for.
+#[derive(Default)]
+struct Over {
+    is_over: Mutex<bool>,
+    told: Condvar,
+}
+
+impl Over {
+    fn set(&self) {
+        *self.is_over.lock().unwrap() = true;
+        self.told.notify_all();
+    }
+
+    /// Waits until bytes that need so long on their way arrive.
+    fn or_after(&self, time: Duration) {
+        let guard = self.is_over.lock().unwrap();
+        drop(self.told.wait_timeout_while(guard, time, |is_over| !*is_over).unwrap());
+    }
+}
+
+/// A hub that says nothing for so long has said all.
+const SAID_ALL: Duration = Duration::from_millis(300);
+/// A hub that never ends is not listened to for longer.
+const SWALLOW_MAX: Duration = Duration::from_secs(10);
+
 impl Link<'_> {
     fn reset(&self) {
+        self.over.set();
         self.line.treated.fetch_add(1, Ordering::SeqCst);
         // What went through before arrives: the hub sees an end.
         let _ = self.hub.shutdown(Shutdown::Write);
@@ -234,6 +272,14 @@ impl Link<'_> {
         {
             self.die();
         }
+    }
+
+    /// Takes in all that the hub says.
+    fn swallow(&self) {
+        let (mut hub, mut buffer) = (self.hub, [0u8; 16384]);
+        hub.set_read_timeout(Some(SAID_ALL)).unwrap();
+        let end = Instant::now() + SWALLOW_MAX;
+        while Instant::now() < end && matches!(hub.read(&mut buffer), Ok(1..)) {}
     }
 
     /// Reads with a look at the clock now and then; none at the end.
@@ -269,15 +315,16 @@ impl Link<'_> {
                     allowed = usize::try_from(max.saturating_sub(before)).unwrap().min(n);
                 }
                 Some(Shape::Trickle(rate)) => {
-                    std::thread::sleep(Duration::from_secs_f64(n as f64 / rate as f64));
+                    self.over.or_after(Duration::from_secs_f64(n as f64 / rate as f64));
                 }
-                Some(Shape::Delay(time)) => std::thread::sleep(time),
+                Some(Shape::Delay(time)) => self.over.or_after(time),
                 Some(Shape::CutAfter(time)) if self.started.elapsed() > time => allowed = 0,
                 Some(Shape::Censor) if buffer[..n].windows(16).any(|w| w == DAMAGED) => allowed = 0,
                 _ => {}
             }
             let mut hub = self.hub;
             if hub.write_all(&buffer[..allowed]).is_err() {
+                self.over.set();
                 break;
             }
             self.line.to_hub.fetch_add(allowed as u64, Ordering::SeqCst);
@@ -309,10 +356,10 @@ impl Link<'_> {
             let mut bytes = buffer[..n].to_vec();
             match self.shape {
                 Some(Shape::DropReply(after)) if self.up.load(Ordering::SeqCst) >= after => {
-                    std::thread::sleep(Duration::from_millis(300));
+                    self.swallow();
                     return self.reset();
                 }
-                Some(Shape::Delay(time)) => std::thread::sleep(time),
+                Some(Shape::Delay(time)) => self.over.or_after(time),
                 Some(Shape::No100) if bytes.starts_with(b"HTTP/1.1 100") => {
                     self.line.treated.fetch_add(1, Ordering::SeqCst);
                     let end =
@@ -327,6 +374,7 @@ impl Link<'_> {
             }
             let mut client = self.client;
             if client.write_all(&bytes).is_err() {
+                self.over.set();
                 break;
             }
         }

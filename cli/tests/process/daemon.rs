@@ -95,8 +95,7 @@ fn a_watching_push_ships_what_changes_and_says_nothing_when_nothing_does() {
     assert_eq!(daemon.next()["sent"], 1);
     site.assert_landed(&[&spoke]);
     // It looks through the tree each second, and not a byte goes to the hub for it.
-    // The last pass' connection is still being closed.
-    std::thread::park_timeout(Duration::from_millis(500));
+    wait_for("the last pass' connection is closed", || net.open() == 0);
     let settled = net.carried();
     let more = daemon.reports.recv_timeout(Duration::from_secs(4));
     assert!(more.is_err(), "{more:?}");

@@ -128,19 +128,23 @@ fn a_ping_beside_a_paced_push_stays_under_twice_idle() {
         ["push", "--json", "--state", &state, "--max-duration", "15s", "--bandwidth", "6400kbit/s"];
     let mut push = link.inside(&link.spoke, &args);
     let mut push = push.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Not before it is under way.
     let staging = site.path().join("hub/staging");
-    crate::site::wait_for("the push is under way", || {
+    let staged = || {
         let items = std::fs::read_dir(&staging).into_iter().flatten().flatten();
-        items.filter_map(|i| i.metadata().ok()).any(|m| m.len() > 500_000)
-    });
+        items.filter_map(|i| i.metadata().ok()).map(|m| m.len()).max().unwrap_or(0)
+    };
+    let is_under_way = |from: u64| {
+        crate::site::wait_for("the push is under way", || staged() > from + 500_000);
+    };
+    is_under_way(0);
     let beside = link.ping();
     assert!(push.try_wait().unwrap().is_none(), "the push ended before the pings did");
     let pass = pass_of(push.wait_with_output().unwrap());
     let mut free =
         link.inside(&link.spoke, &["push", "--json", "--state", &state, "--max-duration", "12s"]);
+    let before = staged();
     let mut free = free.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::park_timeout(std::time::Duration::from_secs(2));
+    is_under_way(before);
     let unpaced = link.ping();
     let _ = free.wait();
     let line = format!(
