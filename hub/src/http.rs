@@ -32,6 +32,7 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::serve::IncomingStream;
+use axum_server::accept::DefaultAcceptor;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use barque_bundle::wire::{self, Role};
 use barque_bundle::{ErrorKind, platform};
@@ -43,7 +44,7 @@ use crate::error::{Error, Refusal, chain};
 use crate::hub::{Parts, public_url, tls_config};
 use crate::registry;
 use crate::tls;
-use accept::{Counting, Speaking};
+use accept::Limited;
 
 /// Bytes that one stream may be ahead: hyper's default of 1 MiB starves long links.
 const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
@@ -239,17 +240,18 @@ impl Listeners {
         let lost = |source| Error::Io { what: "the listener failed", path: "".into(), source };
         let serving = {
             let handle = handle.clone();
-            let counting = Counting::new(parts.config.connections_max);
+            let connections_max = parts.config.connections_max;
             async move {
                 let server = axum_server::from_tcp(self.tcp)?;
                 match self.tls {
                     Some(tls) => {
-                        let acceptor = RustlsAcceptor::new(tls).acceptor(counting);
-                        let acceptor = Speaking::new(acceptor, HEADER_WAIT);
+                        let acceptor = RustlsAcceptor::new(tls);
+                        let acceptor = Limited::new(acceptor, connections_max, HEADER_WAIT);
                         tuned(server.acceptor(acceptor)).handle(handle).serve(app).await
                     }
                     None => {
-                        let acceptor = Speaking::new(counting, HEADER_WAIT);
+                        let acceptor = DefaultAcceptor::new();
+                        let acceptor = Limited::new(acceptor, connections_max, HEADER_WAIT);
                         tuned(server.acceptor(acceptor)).handle(handle).serve(app).await
                     }
                 }
