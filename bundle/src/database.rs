@@ -160,7 +160,8 @@ pub fn wal_name(path: &Path) -> PathBuf {
     with_suffix(path, "-wal")
 }
 
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+/// The path with something behind its name: `ledger.db-wal` of `ledger.db`.
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()

@@ -25,6 +25,8 @@ pub enum Step {
     ReceiptSent,
     /// The spoke stored the receipt.
     LedgerWritten,
+    /// The old ledger of a rebuild is kept, the new one is not in its place.
+    LedgerKept,
 }
 
 impl Step {
@@ -40,6 +42,7 @@ impl Step {
             Self::ReceiptSigned => "receipt-signed",
             Self::ReceiptSent => "receipt-sent",
             Self::LedgerWritten => "ledger-written",
+            Self::LedgerKept => "ledger-kept",
         }
     }
 }

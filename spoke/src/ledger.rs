@@ -8,11 +8,12 @@ pub mod passes;
 pub mod read;
 mod retain;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use barque_bundle::database::{self, Kind};
-use barque_bundle::{HubEpoch, HubId, SeriesId, Timestamp};
+use barque_bundle::{HubEpoch, HubId, SeriesId, Timestamp, fault, platform};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use crate::error::Error;
@@ -29,6 +30,26 @@ const KIND: Kind = Kind {
     // Somebody looks at the ledger with a tool of theirs: a pass waits.
     busy_wait: Duration::from_secs(120),
 };
+
+fn aside(path: &Path, why: &str, now: Timestamp) -> PathBuf {
+    database::with_suffix(path, &format!(".{why}-{}", now.unix_ms()))
+}
+
+/// What lies beside an open ledger.
+pub(crate) const JOURNALS: [&str; 2] = ["-wal", "-shm"];
+
+fn rename_journals(from: &Path, to: &Path) -> Result<(), Error> {
+    for suffix in JOURNALS {
+        let from = database::with_suffix(from, suffix);
+        match std::fs::rename(&from, database::with_suffix(to, suffix)) {
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                return Err(Error::io("cannot set aside", from)(e));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
 
 /// The open database.
 pub struct Ledger {
@@ -61,22 +82,33 @@ impl Ledger {
     /// Moves a ledger and its journals aside, named for the reason; the name it has now. Nothing is
     /// deleted.
     pub fn set_aside(path: &Path, why: &str, now: Timestamp) -> Result<PathBuf, Error> {
-        let aside = |suffix: &str| {
-            let mut name = path.as_os_str().to_owned();
-            name.push(format!(".{why}-{}{suffix}", now.unix_ms()));
-            PathBuf::from(name)
-        };
-        for suffix in ["-wal", "-shm", ""] {
-            let mut from = path.as_os_str().to_owned();
-            from.push(suffix);
-            match std::fs::rename(&from, aside(suffix)) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(Error::io("cannot set aside", PathBuf::from(from))(e));
-                }
-                _ => {}
+        let aside = aside(path, why, now);
+        rename_journals(path, &aside)?;
+        match std::fs::rename(path, &aside) {
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                Err(Error::io("cannot set aside", path)(e))
             }
+            _ => Ok(aside),
         }
-        Ok(aside(""))
+    }
+
+    /// Puts a ledger that is whole and closed in the place of the one at `path`, which is kept
+    /// under the name that is returned. At each moment one of the two is there.
+    pub fn replace(path: &Path, by: &Path, why: &str, now: Timestamp) -> Result<PathBuf, Error> {
+        let aside = aside(path, why, now);
+        // Only a ledger that could not be read still has them.
+        rename_journals(path, &aside)?;
+        let kept = match std::fs::hard_link(path, &aside) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(e),
+            // Not every file system has second names.
+            Err(_) => std::fs::copy(path, &aside)
+                .and_then(|_| platform::sync(&std::fs::File::open(&aside)?)),
+            Ok(()) => Ok(()),
+        };
+        kept.map_err(Error::io("cannot set aside", path))?;
+        fault::after(fault::Step::LedgerKept);
+        std::fs::rename(by, path).map_err(Error::io("cannot put in place", path))?;
+        Ok(aside)
     }
 
     pub(crate) fn wrap(&self) -> impl FnOnce(rusqlite::Error) -> Error {

@@ -3,14 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
-use barque_bundle::{HubId, SeriesId};
+use barque_bundle::{HubId, SeriesId, database};
 use rusqlite::Connection;
 use serde::Serialize;
 
 use crate::config::{SpokeConfig, StateFolder};
 use crate::edge::Edge;
 use crate::error::Error;
-use crate::ledger::{HubRow, Ledger};
+use crate::ledger::{HubRow, JOURNALS, Ledger};
 use crate::lock::Lock;
 use crate::requeue::Mode;
 
@@ -78,8 +78,12 @@ fn rebuild_locked(state: &StateFolder, edge: &Edge, mode: Mode) -> Result<Rebuil
     // Closed, it has no journal beside it.
     ledger.tidy()?;
     drop(ledger);
-    let aside = if there { Some(Ledger::set_aside(&path, "rebuilt", edge.now())?) } else { None };
-    std::fs::rename(&fresh, &path).map_err(Error::io("cannot put in place", &path))?;
+    let aside = match there {
+        true => Some(Ledger::replace(&path, &fresh, "rebuilt", edge.now())?),
+        false => std::fs::rename(&fresh, &path)
+            .map(|()| None)
+            .map_err(Error::io("cannot put in place", &path))?,
+    };
     barque_bundle::platform::sync_folder(state.path())
         .map_err(Error::io("cannot sync", state.path()))?;
     Ok(Rebuilt { aside, hubs: rebuilt_hubs, dismissed })
@@ -87,12 +91,11 @@ fn rebuild_locked(state: &StateFolder, edge: &Edge, mode: Mode) -> Result<Rebuil
 
 /// What an interrupted rebuild left.
 fn remove_with_journals(path: &Path) -> Result<(), Error> {
-    for suffix in ["", "-wal", "-shm"] {
-        let mut name = path.as_os_str().to_owned();
-        name.push(suffix);
+    for suffix in [""].into_iter().chain(JOURNALS) {
+        let name = database::with_suffix(path, suffix);
         match std::fs::remove_file(&name) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io("cannot remove", PathBuf::from(name))(e));
+                return Err(Error::io("cannot remove", name)(e));
             }
             _ => {}
         }

@@ -3,12 +3,13 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 
 use libtest_mimic::Trial;
 
 use crate::badnet::{BadNet, Shape};
-use crate::site::{Pass, Site, Spoke, json, pass_of, run, sized, tiny};
+use crate::site::{Pass, Site, Spoke, barque, json, pass_of, run, sized, tiny};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
@@ -223,6 +224,11 @@ fn a_rebuilt_ledger_sends_nothing_again_and_keeps_what_a_person_decided() {
         (&dry["aside"], spoke.status()["synced"].as_u64()),
         (&serde_json::Value::Null, Some(19))
     );
+    let mut killed = barque(&["ledger", "rebuild", "--state", &state]);
+    killed.env("BARQUE_FAULT", "abort-after:ledger-kept");
+    assert_eq!(killed.output().unwrap().status.signal(), Some(6));
+    let pass = spoke.push();
+    assert_eq!((pass.count("skipped"), pass.count("conflict")), (1, 0), "{pass:?}");
     let passes = json(&["passes", "--state", &state, "--json"])["passes"].as_array().unwrap().len();
     let done = json(&["ledger", "rebuild", "--state", &state, "--json"]);
     assert!(fs::metadata(done["aside"].as_str().unwrap()).is_ok(), "{done}");
