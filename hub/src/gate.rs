@@ -122,7 +122,7 @@ impl Gate {
             ),
         ] {
             // One body of a spoke may always come, of whatever size: nobody starves.
-            if own > 0 && under_way > 0 && under_way.saturating_add(bytes) > max {
+            if own > 0 && under_way.saturating_add(bytes) > max {
                 let detail = format!(
                     "{} of {of} are under way and {} more would be over {}; try again",
                     ByteSize(under_way),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_under_way_are_limited_and_one_body_alone_may_be_larger() {
+    fn bytes_under_way_are_limited_and_the_only_body_of_a_spoke_comes_whatever_its_size() {
         let (gate, a, b) = (gate(), "a".parse().unwrap(), "b".parse().unwrap());
         let (large, _) = gate.announce(&a, 500).unwrap();
         // Another spoke's first body comes all the same, its second one waits.

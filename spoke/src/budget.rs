@@ -148,6 +148,11 @@ impl Allowance {
         self.stop.is_told() || self.deadline.is_some_and(|d| now >= d)
     }
 
+    /// Why time is up when it is, in the word that [`Allowance::is_used_up`] has for it.
+    pub fn end_of_time(&self) -> &'static str {
+        if self.stop.is_told() { "stopped" } else { "max_duration" }
+    }
+
     /// What is left of a budget of which so much is spent.
     pub fn set_budget(&mut self, budget: &Budget, spent: u64) {
         self.budget_bytes = Some(budget.bytes.0.saturating_sub(spent));
@@ -167,11 +172,8 @@ impl Allowance {
 
     /// Why no more may go, in one word; none while it may.
     pub fn is_used_up(&self, gone: u64, now: Instant) -> Option<&'static str> {
-        if self.stop.is_told() {
-            return Some("stopped");
-        }
-        if self.deadline.is_some_and(|d| now >= d) {
-            return Some("max_duration");
+        if self.is_time_up(now) {
+            return Some(self.end_of_time());
         }
         if self.max_bytes.is_some_and(|b| gone >= b) {
             return Some("max_bytes");

@@ -59,7 +59,7 @@ pub struct HubClient {
     tls: PinnedTls,
     edge: Edge,
     way: Way,
-    /// Which address answered last.
+    /// Of the addresses, where the next call goes.
     current: AtomicU64,
 }
 
@@ -169,7 +169,7 @@ impl HubClient {
     fn stalled(&self, url: &str) -> CallError {
         self.leave_connections();
         let why = format!("nothing moved for {} s", self.way.stall.as_secs());
-        CallError::Broken { url: address_of(url), why }
+        broken(url, why)
     }
 
     fn not_the_hub(&self, status: u16, bytes: &[u8]) -> CallError {
@@ -182,18 +182,17 @@ impl HubClient {
     }
 
     fn failed(&self, url: &str, e: &reqwest::Error) -> CallError {
-        let url = &address_of(url);
         if self.tls.saw_wrong_root.swap(false, Ordering::Relaxed) {
-            return CallError::WrongRoot { url: url.to_owned() };
+            return CallError::WrongRoot { url: address_of(url) };
         }
         let why = root_cause(e);
         if e.is_timeout() {
             self.leave_connections();
         }
         if e.is_connect() {
-            return CallError::Unreachable { url: url.to_owned(), why };
+            return CallError::Unreachable { url: address_of(url), why };
         }
-        CallError::Broken { url: url.to_owned(), why }
+        broken(url, why)
     }
 
     /// Offers a page; the answer and its verified receipt.
@@ -244,6 +243,14 @@ impl HubClient {
             }
             _ => false,
         }
+    }
+
+    /// A refusal for the clock's sake is a break: the next try is signed in hub time.
+    fn with_hub_time<T>(&self, url: &str, judged: Result<T, CallError>) -> Result<T, CallError> {
+        judged.map_err(|e| match self.learn_from_refusal(&e) {
+            true => broken(url, format!("{e}; the clock is set by the hub's")),
+            false => e,
+        })
     }
 
     async fn post_json(
@@ -298,10 +305,9 @@ impl HubClient {
     fn failed_whole(&self, url: &str, e: WholeError) -> CallError {
         match e {
             WholeError::Http(e) => self.failed(url, &e),
-            WholeError::TooLong => CallError::Broken {
-                url: url.to_owned(),
-                why: format!("the answer is over {ANSWER_MAX_BYTES} bytes"),
-            },
+            WholeError::TooLong => {
+                broken(url, format!("the answer is over {ANSWER_MAX_BYTES} bytes"))
+            }
         }
     }
 
@@ -338,16 +344,12 @@ impl HubClient {
         let answer = self.hear(&url, request, header, &moved, &*progress).await;
         // The thread ends at its next write, or with the connection: it is not waited for long.
         let written = tokio::time::timeout(WRITER_WAIT, writing).await;
-        match (answer, written) {
-            (Ok(sent), _) => Ok(sent),
-            (Err(e), _) if self.learn_from_refusal(&e) => {
-                Err(CallError::Broken { url, why: format!("{e}; the clock is set by the hub's") })
+        self.with_hub_time(&url, answer).map_err(|e| match written {
+            Ok(Ok(Err(io))) if io.kind() != io::ErrorKind::BrokenPipe => {
+                broken(&url, format!("{e}; sending: {io}"))
             }
-            (Err(e), Ok(Ok(Err(io)))) if io.kind() != io::ErrorKind::BrokenPipe => {
-                Err(CallError::Broken { url, why: format!("{e}; sending: {io}") })
-            }
-            (Err(e), _) => Err(carrying(e, len)),
-        }
+            _ => carrying(e, len),
+        })
     }
 
     async fn hear(
@@ -394,8 +396,7 @@ impl HubClient {
                 return Err(self.not_the_hub(200, &lines.partial[..64]));
             }
         }
-        let why = "the answer ended without a receipt".to_owned();
-        Err(CallError::Broken { url: url.to_owned(), why })
+        Err(broken(url, "the answer ended without a receipt".to_owned()))
     }
 }
 
@@ -427,7 +428,7 @@ pub async fn enroll(
         let bytes = match whole(response).await {
             Ok(bytes) => bytes,
             Err(WholeError::Http(e)) => {
-                last = CallError::Broken { url: address_of(&url), why: root_cause(&e) };
+                last = broken(&url, root_cause(&e));
                 continue;
             }
             Err(WholeError::TooLong) => return Err(not_the_hub(base, status, "", b"")),
@@ -447,6 +448,10 @@ pub async fn enroll(
         return Ok(answer);
     }
     Err(last)
+}
+
+fn broken(url: &str, why: String) -> CallError {
+    CallError::Broken { url: address_of(url), why }
 }
 
 /// The scheme, host and port of a URL: what a person has to know of it.

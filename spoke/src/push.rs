@@ -302,7 +302,7 @@ impl Opened<'_> {
                 results.is_idle = true;
             } else if is_late {
                 // Nothing is left of the time for this hub.
-                results.used_up(line.allowance.is_used_up(0, now).unwrap_or("max_duration"));
+                results.used_up(line.allowance.end_of_time());
             } else {
                 let outcome = match self.talk(ledger, line, &source, scan_started)? {
                     Ok(mut pass) => pass.run(&mut results).await,
@@ -315,7 +315,13 @@ impl Opened<'_> {
                     is_forked = results.is_forked;
                     continue;
                 }
-                results.take_outcome(outcome)?;
+                match outcome {
+                    // Its time was over before the hub could say so: a limit, and no fault.
+                    Err(Stop::HubNotReached(CallError::TimeIsUp)) => {
+                        results.used_up(line.allowance.end_of_time());
+                    }
+                    outcome => results.take_outcome(outcome)?,
+                }
             }
             if results.hub_reached && results.scan_saw_all() {
                 self.forget_what_is_gone(ledger, line, &source)?;

@@ -87,7 +87,7 @@ pub const KEYS: [Key; 26] = [
         "hub.limits.in_flight",
         None,
         "\"256GiB\"",
-        "Bytes announced and not on disk yet; more get 429, but one body alone may be larger.",
+        "Bytes announced and not on disk yet; more get 429, except a spoke's only body, of any size.",
     ),
     key(
         File::Barque,

@@ -104,17 +104,6 @@ impl HubClient {
         self.reached(header, heard).map_err(|e| carrying(e, len))
     }
 
-    /// A refusal for the clock's sake is a break: the next try is signed in hub time.
-    fn with_hub_time<T>(&self, url: &str, judged: Result<T, CallError>) -> Result<T, CallError> {
-        judged.map_err(|e| match self.learn_from_refusal(&e) {
-            true => {
-                let why = format!("{e}; the clock is set by the hub's");
-                CallError::Broken { url: url.to_owned(), why }
-            }
-            false => e,
-        })
-    }
-
     fn addressed(&self, method: &str, path: &str, header: &Signed<Header>) -> (String, String) {
         (self.url(path), self.token(method, path, header.value.entries_digest))
     }

@@ -15,7 +15,7 @@ pub(super) const FLOOR_BYTES: u64 = 64 * 1024;
 #[derive(Clone, Copy, Debug)]
 struct Ceiling {
     bytes: u64,
-    /// The hub has answered a body of that size there, and the ledger has it.
+    /// The hub has answered there since, and the ledger has it.
     is_proven: bool,
 }
 

@@ -164,11 +164,6 @@ impl PushReport {
         std::iter::once(self).chain(&self.other_hubs)
     }
 
-    /// Bytes of bodies to all hubs.
-    pub fn wire_bytes_of_all(&self) -> u64 {
-        self.of_all().map(|r| r.wire_bytes).sum()
-    }
-
     /// The exit code of a push: of its hubs', what only a person can mend comes first, then what
     /// time may mend.
     pub fn exit_code(&self) -> u8 {
@@ -366,11 +361,6 @@ impl Results {
             Ok(End::Done) => return Ok(()),
             Ok(End::StartOver) => {
                 self.stopped(if self.is_forked { "forked_series" } else { "hub_changed" }, None);
-                return Ok(());
-            }
-            // Its own time is over before the hub could say so: a limit, and no fault.
-            Err(Stop::HubNotReached(CallError::TimeIsUp)) => {
-                self.used_up("max_duration");
                 return Ok(());
             }
             Err(Stop::Ledger(e)) => return Err(e),
