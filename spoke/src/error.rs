@@ -4,9 +4,12 @@ use std::path::PathBuf;
 
 use barque_bundle::database::DatabaseError;
 pub(crate) use barque_bundle::error::chain;
-use barque_bundle::{ErrorKind, platform};
+use barque_bundle::{ByteSize, ErrorKind, platform};
 
 use crate::hub_client::CallError;
+
+/// Less than SQLite's index of a write-ahead log takes, twice.
+const JOURNAL_BYTES: u64 = 64 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -23,6 +26,11 @@ pub enum Error {
          lost, remount it writable (a worn SD card turns itself read-only) and run again"
     )]
     ReadOnly { path: PathBuf, mount: PathBuf, source: Box<Error> },
+    #[error(
+        "{path} cannot be written: {free} are free on its file system; nothing is lost, make room \
+         and run again"
+    )]
+    NoRoom { path: PathBuf, free: ByteSize, source: Box<Error> },
     #[error("{path} is malformed: {why}")]
     Malformed { path: PathBuf, why: String },
     #[error("another pass is already running on {path}: {since}")]
@@ -46,6 +54,7 @@ impl Error {
                 }
                 _ => ErrorKind::Internal,
             },
+            Self::NoRoom { .. } => ErrorKind::Full,
             Self::Io { .. } => ErrorKind::Internal,
             Self::AlreadyRunning { .. } | Self::ReadOnly { .. } => ErrorKind::Unavailable,
             Self::Malformed { .. } => ErrorKind::Corrupt,
@@ -68,32 +77,31 @@ impl Error {
         is_code || matches!(source, rusqlite::Error::InvalidQuery)
     }
 
-    /// Says which mount is read-only when that is what kept a file from being written.
+    /// Says of the file system what kept a file from being written: that it is read-only, or full.
     pub(crate) fn explained(self) -> Self {
-        use rusqlite::ErrorCode;
-        let (path, may_be) = match &self {
+        use rusqlite::ErrorCode::{CannotOpen, DiskFull, ReadOnly, SystemIoFailure};
+        let (path, is_full, may_be) = match &self {
             Self::Sqlite { path, source } => {
                 let code = source.sqlite_error_code();
-                (
-                    path,
-                    matches!(
-                        code,
-                        Some(
-                            ErrorCode::ReadOnly
-                                | ErrorCode::CannotOpen
-                                | ErrorCode::SystemIoFailure
-                        )
-                    ),
-                )
+                let may_be = matches!(code, Some(ReadOnly | CannotOpen | SystemIoFailure));
+                (path.clone(), code == Some(DiskFull), may_be)
             }
             Self::Io { path, source, .. } => {
-                (path, source.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
+                let is_read_only = source.kind() == std::io::ErrorKind::ReadOnlyFilesystem;
+                (path.clone(), platform::is_full(source), is_read_only)
             }
             _ => return self,
         };
-        match may_be.then(|| platform::read_only_mount(path)).flatten() {
-            Some(mount) => Self::ReadOnly { path: path.clone(), mount, source: Box::new(self) },
-            None => self,
+        if let Some(mount) = may_be.then(|| platform::read_only_mount(&path)).flatten() {
+            return Self::ReadOnly { path, mount, source: Box::new(self) };
+        }
+        let folder = path.parent().unwrap_or(&path);
+        match platform::free_bytes(folder) {
+            // What SQLite needs beside a database before it reads from it is an I/O fault to it.
+            Ok(free) if is_full || (may_be && free < JOURNAL_BYTES) => {
+                Self::NoRoom { path, free: ByteSize(free), source: Box::new(self) }
+            }
+            _ => self,
         }
     }
 

@@ -43,7 +43,7 @@ fn rebuild_locked(state: &StateFolder, edge: &Edge, mode: Mode) -> Result<Rebuil
     let _lock = Lock::take(state, edge.now())?;
     let path = state.ledger();
     let known = known(&path, &config);
-    let hubs: Vec<(HubId, Option<HubRow>, SeriesId)> = config
+    let hubs: Vec<Hub> = config
         .hubs
         .iter()
         .map(|h| {
@@ -65,19 +65,12 @@ fn rebuild_locked(state: &StateFolder, edge: &Edge, mode: Mode) -> Result<Rebuil
     // Whole before it takes the place of the old one, which is kept under another name.
     let fresh = state.path().join("ledger.db.new");
     remove_with_journals(&fresh)?;
-    let ledger = Ledger::open(&fresh)?;
-    for (hub_id, row, series) in &hubs {
-        ledger.add_rebuilt_hub(*hub_id, *series, row.as_ref())?;
-    }
     let there = path.exists();
-    let carried = if there { carry(&ledger, &path) } else { Ok(0) };
-    let dismissed = carried.unwrap_or_else(|e| {
-        tracing::warn!(error = %crate::error::chain(&e), "nothing of the old ledger can be read");
-        0
-    });
-    // Closed, it has no journal beside it.
-    ledger.tidy()?;
-    drop(ledger);
+    let filled = fill(&fresh, &hubs, there.then_some(path.as_path()));
+    if filled.is_err() {
+        remove_with_journals(&fresh)?;
+    }
+    let dismissed = filled?;
     let aside = match there {
         true => Some(Ledger::replace(&path, &fresh, "rebuilt", edge.now())?),
         false => std::fs::rename(&fresh, &path)
@@ -87,6 +80,36 @@ fn rebuild_locked(state: &StateFolder, edge: &Edge, mode: Mode) -> Result<Rebuil
     barque_bundle::platform::sync_folder(state.path())
         .map_err(Error::io("cannot sync", state.path()))?;
     Ok(Rebuilt { aside, hubs: rebuilt_hubs, dismissed })
+}
+
+type Hub = (HubId, Option<HubRow>, SeriesId);
+
+/// Makes the new ledger, with what the old one has to tell; how many dismissals that is.
+fn fill(fresh: &Path, hubs: &[Hub], old: Option<&Path>) -> Result<u64, Error> {
+    let ledger = Ledger::open(fresh)?;
+    for (hub_id, row, series) in hubs {
+        ledger.add_rebuilt_hub(*hub_id, *series, row.as_ref())?;
+    }
+    let dismissed = match old.map_or(Ok(0), |old| carry(&ledger, old)) {
+        Err(e) if is_its_content(&e) => {
+            tracing::warn!(error = %crate::error::chain(&e), "nothing of the old ledger can be read");
+            0
+        }
+        carried => carried?,
+    };
+    // Closed, it has no journal beside it.
+    ledger.tidy()?;
+    Ok(dismissed)
+}
+
+/// Whether a ledger cannot be read for what it holds, and not for want of room, rights or peace.
+fn is_its_content(e: &Error) -> bool {
+    use rusqlite::ErrorCode::{ConstraintViolation, Unknown};
+    let code = match e {
+        Error::Sqlite { source, .. } => source.sqlite_error_code(),
+        _ => None,
+    };
+    e.is_damage() || matches!(code, Some(Unknown | ConstraintViolation))
 }
 
 /// What an interrupted rebuild left.

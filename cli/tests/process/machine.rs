@@ -9,13 +9,15 @@ use barque_bundle::platform;
 use libtest_mimic::Trial;
 use rusqlite::Connection;
 
-use crate::site::{Site, Spoke, run, tiny, wait_for};
+use crate::site::{Site, Spoke, json, run, tiny, wait_for};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
     vec![
         trial!(op_05_a_ledger_that_is_held_open_is_said_and_its_log_shrinks_afterwards),
         trial!(op_05_a_locked_database_is_waited_for_on_both_sides),
+        trial!(a_full_disk_below_a_ledger_is_one_line_that_says_what_to_do, needs lacks_mounts()),
+        trial!(a_rebuild_that_finds_no_room_changes_nothing, needs lacks_mounts()),
         trial!(op_06_a_read_only_source_is_shipped_and_stays_as_it_is, needs lacks_mounts()),
         trial!(op_06_a_read_only_ledger_is_one_line_that_names_the_mount, needs lacks_mounts()),
         trial!(op_06_a_hub_whose_landing_is_read_only_stays_up_and_goes_on_by_itself, needs lacks_mounts()),
@@ -132,6 +134,67 @@ impl Drop for Mount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
+}
+
+fn a_full_disk_below_a_ledger_is_one_line_that_says_what_to_do() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let unenrolled = site.unenrolled("s");
+    let mount = Mount::new(PathBuf::from(unenrolled.state()));
+    let spoke = site.spoke("s");
+    put(&spoke, 0, 3);
+    let filler = mount.0.join("filler");
+    let mut file = std::fs::File::create(&filler).unwrap();
+    while std::io::Write::write_all(&mut file, &[7; 4096]).is_ok() {}
+    let state = spoke.state();
+    for verb in [&["push"][..], &["status"], &["passes"], &["ledger", "ls"], &["ledger", "rebuild"]]
+    {
+        let (code, _, said) = run(&[verb, &["--state", &state]].concat());
+        assert_eq!(code, 75, "{verb:?}: {said}");
+        let line = said.lines().find(|l| l.starts_with("error: ")).unwrap();
+        let is_told = ["ledger.db", "0 B are free", "nothing is lost, make room and run again"];
+        assert!(is_told.iter().all(|t| line.contains(t)), "{verb:?}: {said}");
+    }
+    drop(file);
+    std::fs::remove_file(filler).unwrap();
+    let pass = spoke.push();
+    assert_eq!((pass.code, pass.count("sent")), (0, 3), "{pass:?}");
+}
+
+fn a_rebuild_that_finds_no_room_changes_nothing() {
+    const DISMISSED: u64 = 5_000;
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.unenrolled("s");
+    let mount = Mount::new(PathBuf::from(spoke.state()));
+    let spoke = site.spoke("s");
+    put(&spoke, 0, 2);
+    assert_eq!(spoke.push().count("sent"), 2);
+    let ledger = Connection::open(mount.0.join("ledger.db")).unwrap();
+    let many = format!(
+        "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {DISMISSED})
+         INSERT INTO files (hub_id, path, state, size_bytes, mtime_ns, ctime_ns, inode,
+                            partition_ms, since)
+         SELECT hub_id, 'd/m/2024/05/01/00/a-file-of-long-ago-' || i || '.parquet', 'dismissed',
+                1, 1, 1, i, 1, 1 FROM n, hubs; PRAGMA wal_checkpoint(TRUNCATE);"
+    );
+    ledger.execute_batch(&many).unwrap();
+    drop(ledger);
+    let before = spoke.status();
+    // Room for the new ledger's tables, and not for what goes into them.
+    let filler = mount.0.join("filler");
+    let room = platform::free_bytes(&mount.0).unwrap() - 400_000;
+    std::fs::write(&filler, vec![7; usize::try_from(room).unwrap()]).unwrap();
+    let (code, _, said) = run(&["ledger", "rebuild", "--state", &spoke.state()]);
+    assert_ne!(code, 0);
+    assert!(said.contains("ledger.db") && said.contains("full"), "{said}");
+    assert_eq!(spoke.status()["dismissed"], before["dismissed"]);
+    let names = std::fs::read_dir(&mount.0).unwrap().flatten().map(|e| e.file_name());
+    let names: Vec<String> = names.map(|n| n.to_string_lossy().into_owned()).collect();
+    assert!(!names.iter().any(|n| n.contains("new") || n.contains("rebuilt")), "{names:?}");
+    std::fs::remove_file(filler).unwrap();
+    let done = json(&["ledger", "rebuild", "--state", &spoke.state(), "--json"]);
+    assert_eq!(done["dismissed"], DISMISSED, "{done}");
 }
 
 fn op_06_a_read_only_source_is_shipped_and_stays_as_it_is() {
