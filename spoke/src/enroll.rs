@@ -10,7 +10,7 @@ use crate::edge::Edge;
 use crate::error::Error;
 use crate::hub_client;
 use crate::identity::{Identity, Pin};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, aside};
 use crate::lock::Lock;
 use crate::pin::Times;
 
@@ -122,8 +122,7 @@ fn leave_old_self(state: &StateFolder, edge: &Edge) -> Result<(), Error> {
     // The ledger first: without it the same identity only asks its hub again.
     Ledger::set_aside(&state.ledger(), "copied", edge.now())?;
     let path = state.identity();
-    let aside = state.path().join(format!("identity.json.copied-{}", edge.now().unix_ms()));
-    match std::fs::rename(&path, aside) {
+    match std::fs::rename(&path, aside(&path, "copied", edge.now())) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             Err(Error::io("cannot set aside", path)(e))
         }

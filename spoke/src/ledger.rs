@@ -31,8 +31,12 @@ const KIND: Kind = Kind {
     busy_wait: Duration::from_secs(120),
 };
 
-fn aside(path: &Path, why: &str, now: Timestamp) -> PathBuf {
-    database::with_suffix(path, &format!(".{why}-{}", now.unix_ms()))
+/// A name beside a file that nothing has: two clocks may tell one time.
+pub(crate) fn aside(path: &Path, why: &str, now: Timestamp) -> PathBuf {
+    let first = database::with_suffix(path, &format!(".{why}-{}", now.unix_ms()));
+    let more = (2..).map(|n| database::with_suffix(&first, &format!("-{n}")));
+    let mut names = std::iter::once(first.clone()).chain(more);
+    names.find(|n| std::fs::symlink_metadata(n).is_err()).unwrap_or(first)
 }
 
 /// What lies beside an open ledger.

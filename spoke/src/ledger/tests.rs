@@ -221,6 +221,22 @@ fn a_ledger_of_the_first_version_is_brought_up_to_the_newest_schema() {
 }
 
 #[test]
+fn what_is_set_aside_at_the_same_time_twice_is_kept_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.db");
+    let mut kept = std::collections::BTreeSet::new();
+    for n in 0..2 {
+        drop(ledger(dir.path()));
+        kept.insert(Ledger::set_aside(&path, "damaged", NOW).unwrap());
+        let fresh = dir.path().join("ledger.db.new");
+        drop((ledger(dir.path()), Ledger::open(&fresh).unwrap()));
+        kept.insert(Ledger::replace(&path, &fresh, "rebuilt", NOW).unwrap());
+        assert!(path.exists() && !fresh.exists(), "{n}");
+    }
+    assert_eq!(kept.iter().filter(|k| k.exists()).count(), 4, "{kept:?}");
+}
+
+#[test]
 fn the_digest_for_another_hub_is_searched_for_and_all_files_are_not_looked_through() {
     let dir = tempfile::tempdir().unwrap();
     let l = ledger(dir.path());
