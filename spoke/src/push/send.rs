@@ -263,7 +263,9 @@ impl Pass<'_> {
             "sending"
         );
         let before = results.wire_bytes();
-        let sent = self.transmit(&header, parcels, results).await;
+        let source = Arc::clone(&self.settings.source);
+        let sending = |progress| self.client.send(&header, source, parcels, progress);
+        let sent = self.follow(results, sending).await;
         self.ledger.add_spent(self.hub_now(), results.wire_bytes() - before)?;
         match sent {
             Ok(sent) => self.take_receipt(bundle_id, &sent, results),
@@ -274,35 +276,31 @@ impl Pass<'_> {
         }
     }
 
-    /// Sends and tells how it goes.
-    async fn transmit(
+    /// Waits for a call, no longer than the pass may go on, and tells how it goes. What went until
+    /// its end is counted, also when its time is over.
+    pub(super) async fn follow<T, F: Future<Output = Result<T, CallError>>>(
         &self,
-        header: &Signed<Header>,
-        parcels: Vec<Parcel>,
         results: &mut Results,
-    ) -> Result<Sent, CallError> {
+        call: impl FnOnce(Arc<dyn Progress>) -> F,
+    ) -> F::Output {
         let (told, mut tell) = tokio::sync::mpsc::unbounded_channel();
-        let progress: Arc<dyn Progress> = Arc::new(Told(told));
-        let sending =
-            self.client.send(header, Arc::clone(&self.settings.source), parcels, progress);
-        tokio::pin!(sending);
+        let call = call(Arc::new(Told(told)));
         let deadline = self.settings.allowance.over(Duration::ZERO);
-        tokio::pin!(deadline);
-        loop {
+        tokio::pin!(call, deadline);
+        let answer = loop {
             tokio::select! {
-                () = &mut deadline => return Err(CallError::TimeIsUp),
-                sent = &mut sending => {
-                    while let Ok(event) = tell.try_recv() {
-                        results.moved(&event);
-                    }
-                    return sent;
-                }
+                () = &mut deadline => break Err(CallError::TimeIsUp),
+                answer = &mut call => break answer,
                 Some(event) = tell.recv() => {
                     results.moved(&event);
                     (self.events)(event);
                 }
             }
+        };
+        while let Ok(event) = tell.try_recv() {
+            results.moved(&event);
         }
+        answer
     }
 
     pub(super) fn header(
@@ -424,7 +422,7 @@ fn refusal(stopped: &Stopped) -> CallError {
 }
 
 /// Carries progress from the sending thread to the pass.
-pub(super) struct Told(pub(super) tokio::sync::mpsc::UnboundedSender<Event>);
+struct Told(tokio::sync::mpsc::UnboundedSender<Event>);
 
 impl Progress for Told {
     fn sent(&self, bytes: u64) {

@@ -131,25 +131,8 @@ impl Pass<'_> {
             let before = results.wire_bytes();
             let piece = Piece { parcel, from, to };
             let source = Arc::clone(&self.settings.source);
-            let (told, mut tell) = tokio::sync::mpsc::unbounded_channel();
-            let progress = Arc::new(super::send::Told(told));
-            let appending = self.client.append(header, source, piece, progress);
-            tokio::pin!(appending);
-            let deadline = self.settings.allowance.over(Duration::ZERO);
-            tokio::pin!(deadline);
-            let answer = loop {
-                tokio::select! {
-                    () = &mut deadline => break Err(CallError::TimeIsUp),
-                    answer = &mut appending => break answer,
-                    Some(event) = tell.recv() => {
-                        results.moved(&event);
-                        (self.events)(event);
-                    }
-                }
-            };
-            while let Ok(event) = tell.try_recv() {
-                results.moved(&event);
-            }
+            let appending = |progress| self.client.append(header, source, piece, progress);
+            let answer = self.follow(results, appending).await;
             let spent = results.wire_bytes() - before;
             if let Err(e) = self.ledger.add_spent(self.hub_now(), spent) {
                 tracing::warn!(error = %crate::error::chain(&e), "what was spent is not noted");
