@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::{Hasher, Sha256Digest};
 use crate::path::FilePath;
+use crate::portable;
 use crate::time::Timestamp;
 
 /// What a spoke declares of one file.
@@ -33,21 +34,111 @@ pub enum EntriesError {
     LineLength { line: usize },
     #[error("entries.jsonl is out of order at {path}: paths ascend, each once")]
     Order { path: String },
+    #[error("the entry {path} names another member than its digest says")]
+    StoredAs { path: String },
     #[error("entries.jsonl holds more than the {max} entries that are declared or allowed")]
     TooMany { max: u64 },
     #[error("entries.jsonl cannot be read")]
     Io(#[from] io::Error),
 }
 
+impl EntriesError {
+    /// A stable word for the reason.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Order { .. } => "entries_out_of_order",
+            Self::TooMany { .. } => "entries_too_many",
+            Self::Io(_) => "entries_unreadable",
+            _ => "entries_malformed",
+        }
+    }
+}
+
+/// A line of `entries.jsonl` on a drive: the entry, and the member's name where that is another
+/// than `data/{path}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    #[serde(flatten)]
+    pub entry: Entry,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_as: Option<String>,
+}
+
+impl Line {
+    /// The name of the member that holds the file's bytes.
+    pub fn member(&self) -> String {
+        self.stored_as
+            .clone()
+            .unwrap_or_else(|| format!("{}{}", crate::stream::DATA, self.entry.path))
+    }
+}
+
+/// What a header says of its entries, gathered one by one.
+#[derive(Clone, Default)]
+pub struct Summing {
+    text: Hasher,
+    digest: Hasher,
+    sums: Sums,
+}
+
+/// What a header says of its entries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    pub count: u64,
+    /// None when the sizes add up to more than a number holds.
+    pub total_bytes: Option<u64>,
+    /// The lowest and the highest number.
+    pub seqs: Option<(u64, u64)>,
+}
+
+impl Summing {
+    pub fn new() -> Self {
+        let sums = Sums { total_bytes: Some(0), ..Sums::default() };
+        Self { sums, ..Self::default() }
+    }
+
+    /// Adds the next entry in path order, and the exact bytes of its line with its end.
+    pub fn add(&mut self, entry: &Entry, line: &[u8]) {
+        self.text.update(line);
+        digest_into(&mut self.digest, entry);
+        let sums = &mut self.sums;
+        sums.count += 1;
+        sums.total_bytes = sums.total_bytes.and_then(|t| t.checked_add(entry.size_bytes));
+        let (lo, hi) = sums.seqs.unwrap_or((entry.seq, entry.seq));
+        sums.seqs = Some((lo.min(entry.seq), hi.max(entry.seq)));
+    }
+
+    /// Takes these bytes for the text of all lines.
+    pub(crate) fn text_is(&mut self, jsonl: &[u8]) {
+        self.text = Hasher::new();
+        self.text.update(jsonl);
+    }
+
+    pub fn sums(&self) -> &Sums {
+        &self.sums
+    }
+
+    /// SHA-256 of the lines.
+    pub fn entries_sha256(&self) -> Sha256Digest {
+        self.text.finish()
+    }
+
+    pub fn entries_digest(&self) -> Sha256Digest {
+        self.digest.finish()
+    }
+}
+
+fn digest_into(hasher: &mut Hasher, e: &Entry) {
+    hasher.update_lp(e.path.as_str().as_bytes());
+    hasher.update_lp(e.sha256.to_string().as_bytes());
+    hasher.update_lp(e.size_bytes.to_string().as_bytes());
+    hasher.update_lp(e.seq.to_string().as_bytes());
+}
+
 /// SHA-256 over LP(path) LP(sha256) LP(size) LP(seq) of entries that the caller gives in path order.
 pub fn entries_digest<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Sha256Digest {
     let mut hasher = Hasher::new();
-    for e in entries {
-        hasher.update_lp(e.path.as_str().as_bytes());
-        hasher.update_lp(e.sha256.to_string().as_bytes());
-        hasher.update_lp(e.size_bytes.to_string().as_bytes());
-        hasher.update_lp(e.seq.to_string().as_bytes());
-    }
+    entries.into_iter().for_each(|e| digest_into(&mut hasher, e));
     hasher.finish()
 }
 
@@ -61,28 +152,64 @@ pub fn to_jsonl(entries: &[Entry]) -> Vec<u8> {
     out
 }
 
+/// Reads `entries.jsonl` line by line in bounded memory, adding it up on the way.
+pub struct Lines<R> {
+    reader: R,
+    buffer: Vec<u8>,
+    number: usize,
+    last: Option<FilePath>,
+    max: u64,
+    summing: Summing,
+}
+
+impl<R: BufRead> Lines<R> {
+    /// At most `max` entries are read.
+    pub fn new(reader: R, max: u64) -> Self {
+        Self { reader, buffer: Vec::new(), number: 0, last: None, max, summing: Summing::new() }
+    }
+
+    /// The next entry; fails at a line that is not one or not in order.
+    pub fn next_line(&mut self) -> Result<Option<Line>, EntriesError> {
+        self.number += 1;
+        let line = self.number;
+        if !read_line(&mut self.reader, &mut self.buffer, line)? {
+            return Ok(None);
+        }
+        let text = self.buffer.strip_suffix(b"\n").unwrap_or(&self.buffer);
+        let read: Line =
+            serde_json::from_slice(text).map_err(|source| EntriesError::Line { line, source })?;
+        let path = &read.entry.path;
+        if self.last.as_ref().is_some_and(|last| last >= path) {
+            return Err(EntriesError::Order { path: path.to_string() });
+        }
+        if read.stored_as.as_ref().is_some_and(|s| *s != portable::stored_as(path)) {
+            return Err(EntriesError::StoredAs { path: path.to_string() });
+        }
+        if self.summing.sums().count >= self.max {
+            return Err(EntriesError::TooMany { max: self.max });
+        }
+        self.summing.add(&read.entry, &self.buffer);
+        self.last = Some(path.clone());
+        Ok(Some(read))
+    }
+
+    /// What the lines so far add up to.
+    pub fn summing(&self) -> &Summing {
+        &self.summing
+    }
+}
+
 /// Reads at most `max` entries; fails at the first line that is not one or not in order.
-pub fn from_jsonl(mut reader: impl BufRead, max: u64) -> Result<Vec<Entry>, EntriesError> {
-    let mut entries: Vec<Entry> = Vec::new();
-    let mut buffer = Vec::new();
-    for line in 1.. {
-        if !read_line(&mut reader, &mut buffer, line)? {
-            break;
-        }
-        let entry: Entry = serde_json::from_slice(&buffer)
-            .map_err(|source| EntriesError::Line { line, source })?;
-        if entries.last().is_some_and(|last| last.path >= entry.path) {
-            return Err(EntriesError::Order { path: entry.path.to_string() });
-        }
-        if entries.len() as u64 >= max {
-            return Err(EntriesError::TooMany { max });
-        }
-        entries.push(entry);
+pub fn from_jsonl(reader: impl BufRead, max: u64) -> Result<Vec<Entry>, EntriesError> {
+    let mut lines = Lines::new(reader, max);
+    let mut entries = Vec::new();
+    while let Some(line) = lines.next_line()? {
+        entries.push(line.entry);
     }
     Ok(entries)
 }
 
-/// One whole line without its end into `buffer`; false at the end of the input.
+/// One whole line with its end into `buffer`; false at the end of the input.
 fn read_line(
     reader: &mut impl BufRead,
     buffer: &mut Vec<u8>,
@@ -94,7 +221,7 @@ fn read_line(
     if buffer.is_empty() {
         return Ok(false);
     }
-    if buffer.pop() != Some(b'\n') {
+    if buffer.last() != Some(&b'\n') {
         return Err(EntriesError::LineLength { line });
     }
     Ok(true)

@@ -27,6 +27,34 @@ pub enum Step {
     LedgerWritten,
     /// The old ledger of a rebuild is kept, the new one is not in its place.
     LedgerKept,
+    /// An export: its files are planned in the ledger.
+    ExportPlanned,
+    /// Every file is on the drive.
+    ExportFiles,
+    /// Entries and header are.
+    ExportHeader,
+    ExportReadBack,
+    /// The bundle is whole, the ledger does not say so.
+    ExportSealed,
+    ExportRecorded,
+    /// An import: claimed in the manifest.
+    ImportClaimed,
+    /// All is staged and verified, nothing is proposed.
+    ImportStaged,
+    /// A batch is registered and visible.
+    ImportBatch,
+    /// All are, the dedup row is not in the manifest.
+    ImportRegistered,
+    /// It is, node.db does not have it.
+    ImportRecorded,
+    /// Both have it, the receipt is not written.
+    ImportNoted,
+    ImportReceipt,
+    /// An acknowledgement: the receipt is stored, no row rests on it.
+    AckStored,
+    /// Some lines are applied.
+    AckPart,
+    AckApplied,
 }
 
 impl Step {
@@ -43,6 +71,22 @@ impl Step {
             Self::ReceiptSent => "receipt-sent",
             Self::LedgerWritten => "ledger-written",
             Self::LedgerKept => "ledger-kept",
+            Self::ExportPlanned => "export-planned",
+            Self::ExportFiles => "export-files",
+            Self::ExportHeader => "export-header",
+            Self::ExportReadBack => "export-read-back",
+            Self::ExportSealed => "export-sealed",
+            Self::ExportRecorded => "export-recorded",
+            Self::ImportClaimed => "import-claimed",
+            Self::ImportStaged => "import-staged",
+            Self::ImportBatch => "import-batch",
+            Self::ImportRegistered => "import-registered",
+            Self::ImportRecorded => "import-recorded",
+            Self::ImportNoted => "import-noted",
+            Self::ImportReceipt => "import-receipt",
+            Self::AckStored => "ack-stored",
+            Self::AckPart => "ack-part",
+            Self::AckApplied => "ack-applied",
         }
     }
 }

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Sha256Digest;
-use crate::entry::{Entry, entries_digest, to_jsonl};
+use crate::entry::{Entry, Summing, to_jsonl};
 use crate::error::ErrorKind;
 use crate::id::{BundleId, HubId, SeriesId, SpokeId};
 use crate::key::{KeyError, KeyId, PublicKey, SecretKey};
@@ -61,6 +61,9 @@ pub struct InTransit {
     pub bundle_id: BundleId,
     pub label: Option<String>,
     pub created_at: Timestamp,
+    /// The series of its numbers, where it is another than the header's.
+    #[serde(default)]
+    pub series: Option<SeriesId>,
     pub seqs: Ranges,
 }
 
@@ -82,7 +85,7 @@ pub enum HeaderError {
     #[error("manifest.sig does not fit manifest.json and the key {key_id}")]
     BadSignature { key_id: KeyId, source: KeyError },
     #[error("entries.jsonl is not the one that was signed ({what})")]
-    Entries { what: &'static str },
+    Entries { what: String },
 }
 
 impl HeaderError {
@@ -131,12 +134,18 @@ pub struct Draft {
     pub as_of: Option<Timestamp>,
     pub voids: Ranges,
     pub replaces: Option<SeriesId>,
+    pub in_transit: Vec<InTransit>,
     pub label: Option<String>,
 }
 
 impl Header {
     /// A signed header over entries in path order.
     pub fn sign(draft: Draft, entries: &[Entry], key: &SecretKey) -> Signed<Header> {
+        Self::seal(draft, &summed(&to_jsonl(entries), entries), key)
+    }
+
+    /// A signed header over entries that were added up.
+    pub fn seal(draft: Draft, entries: &Summing, key: &SecretKey) -> Signed<Header> {
         let header = Header {
             version: VERSION,
             bundle_id: draft.bundle_id,
@@ -148,12 +157,12 @@ impl Header {
             as_of: draft.as_of,
             voids: draft.voids,
             replaces: draft.replaces,
-            in_transit: Vec::new(),
+            in_transit: draft.in_transit,
             label: draft.label,
-            entry_count: entries.len() as u64,
-            total_bytes: entries.iter().map(|e| e.size_bytes).sum(),
-            entries_sha256: Sha256Digest::of(&to_jsonl(entries)),
-            entries_digest: entries_digest(entries),
+            entry_count: entries.sums().count,
+            total_bytes: entries.sums().total_bytes.unwrap_or(u64::MAX),
+            entries_sha256: entries.entries_sha256(),
+            entries_digest: entries.entries_digest(),
             encryption: None,
             critical: Vec::new(),
             key_id: key.public().key_id(),
@@ -206,22 +215,39 @@ impl Header {
 
     /// Holds when the entries, read from these bytes, are the ones that the header declares.
     pub fn verify_entries(&self, jsonl: &[u8], entries: &[Entry]) -> Result<(), HeaderError> {
-        let total = entries.iter().try_fold(0u64, |sum, e| sum.checked_add(e.size_bytes));
-        let what = if Sha256Digest::of(jsonl) != self.entries_sha256 {
-            "entries_sha256 differs"
-        } else if entries_digest(entries) != self.entries_digest {
-            "entries_digest differs"
-        } else if entries.len() as u64 != self.entry_count {
-            "entry_count differs"
-        } else if total != Some(self.total_bytes) {
-            "total_bytes differs"
-        } else if entries.iter().any(|e| e.seq == 0 || e.seq > self.seq_head) {
-            "a number is above seq_head"
+        self.verify_sums(&summed(jsonl, entries))
+    }
+
+    /// Holds when entries that were added up are the ones that the header declares.
+    pub fn verify_sums(&self, entries: &Summing) -> Result<(), HeaderError> {
+        let sums = entries.sums();
+        let is_outside = |(lo, hi): (u64, u64)| lo == 0 || hi > self.seq_head;
+        let what = if sums.count != self.entry_count {
+            format!("entry_count is {}, {} are there", self.entry_count, sums.count)
+        } else if sums.total_bytes != Some(self.total_bytes) {
+            format!(
+                "total_bytes is {}, the sizes add up to {:?}",
+                self.total_bytes, sums.total_bytes
+            )
+        } else if entries.entries_sha256() != self.entries_sha256 {
+            format!("entries_sha256 is {}, found {}", self.entries_sha256, entries.entries_sha256())
+        } else if entries.entries_digest() != self.entries_digest {
+            format!("entries_digest is {}, found {}", self.entries_digest, entries.entries_digest())
+        } else if sums.seqs.is_some_and(is_outside) {
+            "a number is above seq_head".to_owned()
         } else {
             return Ok(());
         };
         Err(HeaderError::Entries { what })
     }
+}
+
+fn summed(jsonl: &[u8], entries: &[Entry]) -> Summing {
+    let mut summing = Summing::new();
+    // The text as a whole first, so that what is no line of an entry counts as well.
+    entries.iter().for_each(|e| summing.add(e, b""));
+    summing.text_is(jsonl);
+    summing
 }
 
 fn is_known(member: &str) -> bool {
@@ -268,6 +294,7 @@ pub(crate) mod tests {
             as_of: Some(now),
             voids: Ranges::from_numbers(vec![3]),
             replaces: None,
+            in_transit: Vec::new(),
             label: None,
         };
         Header::sign(draft, entries, key)

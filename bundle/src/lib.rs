@@ -4,6 +4,7 @@
 //! this crate owns their shape, their checks and their signatures.
 //! It never opens a connection, reads a clock or makes randomness: those come in as values.
 
+pub mod archive;
 pub mod database;
 pub mod digest;
 pub mod door;
@@ -14,8 +15,10 @@ pub mod header;
 pub mod id;
 pub mod jwt;
 pub mod key;
+pub mod open;
 pub mod path;
 pub mod platform;
+pub mod portable;
 pub mod quantity;
 pub mod ranges;
 pub mod receipt;

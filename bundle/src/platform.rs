@@ -135,6 +135,137 @@ impl Root {
     }
 }
 
+/// How a sync of a drive ended: some file systems do not know the call (exFAT by FUSE for folders,
+/// network shares), which is said and is no fault of the drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Assured {
+    Yes,
+    /// The file system does not take the call (EINVAL, ENOTTY, ENOTSUP, ENOSYS).
+    Unknown,
+}
+
+impl Assured {
+    /// Yes only when both are.
+    pub fn and(self, other: Self) -> Self {
+        if self == Self::Yes { other } else { self }
+    }
+}
+
+/// Makes everything on the file system that holds an open folder durable (syncfs(2)).
+#[cfg(target_os = "linux")]
+pub fn sync_file_system(folder: &File) -> io::Result<Assured> {
+    match rustix::fs::syncfs(folder) {
+        Ok(()) => Ok(Assured::Yes),
+        Err(e) if is_unknown_call(&e.into()) => Ok(Assured::Unknown),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// [`sync_file_system`], where the system has no such call: files and folders were synced one by
+/// one.
+#[cfg(not(target_os = "linux"))]
+pub fn sync_file_system(_folder: &File) -> io::Result<Assured> {
+    Ok(Assured::Yes)
+}
+
+/// [`sync`], where a file system may not know it; a fault of the drive (EIO) stays an error.
+pub fn sync_if_known(file: &File) -> io::Result<Assured> {
+    match sync(file) {
+        Ok(()) => Ok(Assured::Yes),
+        Err(e) if is_unknown_call(&e) => Ok(Assured::Unknown),
+        Err(e) => Err(e),
+    }
+}
+
+/// Whether an error says that a call is not known, rather than that it failed.
+fn is_unknown_call(e: &io::Error) -> bool {
+    let codes = [Errno::INVAL, Errno::NOTTY, Errno::OPNOTSUPP, Errno::NOSYS, Errno::NOTSUP];
+    e.raw_os_error().is_some_and(|c| codes.iter().any(|e| e.raw_os_error() == c))
+}
+
+/// File systems that lie in memory, or whose data the system keeps in memory elsewhere too
+/// (statfs(2)): tmpfs, ramfs, FUSE, overlayfs.
+#[cfg(target_os = "linux")]
+const NOT_A_DISK: [i64; 4] = [0x0102_1994, 0x8584_58f6, 0x6573_5546, 0x794c_7630];
+
+impl Root {
+    /// Opens a regular file so that what is read comes from the drive and not from memory; none
+    /// where the file system cannot tell.
+    #[cfg(target_os = "linux")]
+    pub fn open_uncached(&self, relative: &str) -> io::Result<Option<File>> {
+        let known = rustix::fs::fstatfs(&self.folder)?.f_type;
+        if NOT_A_DISK.iter().any(|t| i128::from(*t) == i128::from(known)) {
+            return Ok(None);
+        }
+        match self.at(relative, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::DIRECT) {
+            Ok(file) if file.metadata()?.is_file() => Ok(Some(file)),
+            Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+            Err(e) if is_unknown_call(&e) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// [`Root::open_uncached`], where the system has no such call.
+    #[cfg(not(target_os = "linux"))]
+    pub fn open_uncached(&self, _relative: &str) -> io::Result<Option<File>> {
+        Ok(None)
+    }
+}
+
+/// Bytes at which reads past the memory begin and end; more than any drive asks for.
+const ALIGNED: usize = 4096;
+const UNCACHED_BYTES: usize = 256 * 1024;
+
+/// Reads a file that [`Root::open_uncached`] opened, in pieces as such files need them.
+pub struct Uncached {
+    file: File,
+    buffer: Vec<u8>,
+    /// Where in the buffer the aligned part begins, and what of it is unread.
+    start: usize,
+    unread: std::ops::Range<usize>,
+    left: u64,
+}
+
+impl Uncached {
+    pub fn new(file: File) -> io::Result<Self> {
+        Self::with_buffer(file, Vec::new())
+    }
+
+    /// [`Uncached::new`] with the buffer of one before.
+    pub fn with_buffer(file: File, mut buffer: Vec<u8>) -> io::Result<Self> {
+        buffer.resize(UNCACHED_BYTES + ALIGNED, 0);
+        let start = buffer.as_ptr().align_offset(ALIGNED);
+        let left = file.metadata()?.len();
+        Ok(Self { file, buffer, start, unread: 0..0, left })
+    }
+
+    pub fn into_buffer(self) -> Vec<u8> {
+        self.buffer
+    }
+}
+
+impl io::Read for Uncached {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.unread.is_empty() && self.left > 0 {
+            let into = &mut self.buffer[self.start..self.start + UNCACHED_BYTES];
+            let n = self.file.read(into)?;
+            // What is behind the last whole block is not asked for again.
+            self.left = if n == 0 { 0 } else { self.left.saturating_sub(n as u64) };
+            self.unread = self.start..self.start + n;
+        }
+        let n = out.len().min(self.unread.len());
+        out[..n].copy_from_slice(&self.buffer[self.unread.start..self.unread.start + n]);
+        self.unread.start += n;
+        Ok(n)
+    }
+}
+
+/// Bytes that a file system gives out at once: what a small file takes.
+pub fn block_bytes(path: &Path) -> io::Result<u64> {
+    let stat = rustix::fs::statvfs(path)?;
+    Ok(stat.f_frsize.max(512))
+}
+
 /// Takes the advisory lock of a file; false when another process holds it.
 ///
 /// The kernel drops the lock with the process, so none outlives its owner.
@@ -312,6 +443,8 @@ impl ShortPath {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use super::*;
 
     #[test]
@@ -362,6 +495,21 @@ mod tests {
             assert!(root.step_by_step(linked, OFlags::RDONLY).is_err(), "{linked}");
         }
         assert!(root.open_regular("a/b").is_err());
+    }
+
+    #[test]
+    fn what_is_read_past_the_memory_is_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        for len in [0usize, 1, 4095, 4096, 300_000, UNCACHED_BYTES, 2 * UNCACHED_BYTES + 1] {
+            let bytes: Vec<u8> = (0..len).map(|i| i.to_le_bytes()[0]).collect();
+            fs::write(dir.path().join("f"), &bytes).unwrap();
+            // A temporary folder in memory has no such reading.
+            let Some(file) = root.open_uncached("f").unwrap() else { return };
+            let mut read = Vec::new();
+            Uncached::new(file).unwrap().read_to_end(&mut read).unwrap();
+            assert!(read == bytes, "{len}");
+        }
     }
 
     #[test]

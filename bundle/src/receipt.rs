@@ -2,13 +2,16 @@
 //!
 //! Only a receipt makes a file synced (invariant D5), so what is not verified here is nothing.
 
+use std::io::{self, BufRead, Write};
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Sha256Digest;
+use crate::digest::{Hasher, Sha256Digest};
 use crate::error::ErrorKind;
+use crate::header::Signed;
 use crate::id::{BundleId, HubEpoch, HubId, SpokeId};
 use crate::key::{KeyError, NodeCertificate, PublicKey, SecretKey};
 use crate::path::FilePath;
@@ -122,18 +125,20 @@ pub struct Counts {
 impl Counts {
     pub fn of(lines: &[OutcomeLine]) -> Self {
         let mut counts = Self::default();
-        for line in lines {
-            *match line.outcome {
-                Outcome::Registered => &mut counts.registered,
-                Outcome::AlreadyPresent => &mut counts.already_present,
-                Outcome::Conflict => &mut counts.conflict,
-                Outcome::Removed => &mut counts.removed,
-                Outcome::Refused => &mut counts.refused,
-                Outcome::Mismatch => &mut counts.mismatch,
-                Outcome::Withdrawn => &mut counts.withdrawn,
-            } += 1;
-        }
+        lines.iter().for_each(|line| counts.add(line.outcome));
         counts
+    }
+
+    pub fn add(&mut self, outcome: Outcome) {
+        *match outcome {
+            Outcome::Registered => &mut self.registered,
+            Outcome::AlreadyPresent => &mut self.already_present,
+            Outcome::Conflict => &mut self.conflict,
+            Outcome::Removed => &mut self.removed,
+            Outcome::Refused => &mut self.refused,
+            Outcome::Mismatch => &mut self.mismatch,
+            Outcome::Withdrawn => &mut self.withdrawn,
+        } += 1;
     }
 }
 
@@ -211,6 +216,8 @@ pub enum ReceiptError {
     OtherSubject(&'static str),
     #[error(transparent)]
     Key(#[from] KeyError),
+    #[error("the receipt cannot be read")]
+    Unreadable(#[source] io::Error),
     #[error("the outcomes are not the ones that were signed")]
     Outcomes,
 }
@@ -219,6 +226,7 @@ impl ReceiptError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Key(_) => ErrorKind::Unauthenticated,
+            Self::Unreadable(_) => ErrorKind::Unavailable,
             _ => ErrorKind::Corrupt,
         }
     }
@@ -241,25 +249,12 @@ impl Receipt {
         key: &SecretKey,
     ) -> Self {
         lines.sort_by(|a, b| a.path.cmp(&b.path));
-        let outcomes = to_jsonl(&lines);
-        let held = lines.iter().filter(|l| l.outcome.is_held());
-        let head = Head {
-            version: VERSION,
-            answers: draft.answers,
-            spoke_id: draft.spoke_id,
-            hub_id: draft.hub_id,
-            hub_epoch: draft.hub_epoch,
-            position: draft.position,
-            received_at: draft.received_at,
-            counts: Counts::of(&lines),
-            custody: "hub".to_owned(),
-            copies: held.map(|l| l.copies).min().unwrap_or(0),
-            wanted: draft.wanted,
-            outcomes_sha256: Sha256Digest::of(&outcomes),
-            certificate,
-        };
-        let ack = serde_json::to_vec(&head).expect("a head has only string keys");
-        let sig = key.sign(LABEL, &[Sha256Digest::of(&ack).to_string().as_bytes()]).to_vec();
+        let mut outcomes = Outcomes::new(Vec::with_capacity(lines.len() * 200));
+        for line in &lines {
+            outcomes.add(line).expect("memory takes every line");
+        }
+        let (outcomes, summary) = outcomes.finish();
+        let Signed { value: head, bytes: ack, sig } = summary.sign(draft, certificate, key);
         Self { head, lines, ack, sig, outcomes }
     }
 
@@ -271,19 +266,7 @@ impl Receipt {
         expected: &Expected<'_>,
     ) -> Result<Self, ReceiptError> {
         let malformed = |e: serde_json::Error| ReceiptError::Malformed(e.to_string());
-        let head: Head = serde_json::from_slice(&ack).map_err(malformed)?;
-        if head.version != VERSION {
-            return Err(ReceiptError::Version(head.version));
-        }
-        head.certificate.verify(expected.roots, expected.hub_id)?;
-        let digest = Sha256Digest::of(&ack).to_string();
-        head.certificate.public_key.verify(LABEL, &[digest.as_bytes()], &sig)?;
-        if head.hub_id != expected.hub_id {
-            return Err(ReceiptError::OtherSubject("hub_id"));
-        }
-        if head.spoke_id != *expected.spoke_id {
-            return Err(ReceiptError::OtherSubject("spoke_id"));
-        }
+        let head = Head::open(&ack, &sig, expected.roots, expected.hub_id, expected.spoke_id)?;
         if head.answers != expected.answers {
             return Err(ReceiptError::OtherSubject("answers"));
         }
@@ -314,13 +297,131 @@ impl Receipt {
     }
 }
 
-fn to_jsonl(lines: &[OutcomeLine]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(lines.len() * 200);
-    for line in lines {
-        serde_json::to_writer(&mut out, line).expect("a line has only string keys");
-        out.push(b'\n');
+impl Head {
+    /// The verified head of a receipt: signature, chain, hub and spoke hold. What it answers, and
+    /// its outcomes, are the caller's to compare.
+    pub fn open(
+        ack: &[u8],
+        sig: &[u8],
+        roots: &[PublicKey],
+        hub_id: HubId,
+        spoke_id: &SpokeId,
+    ) -> Result<Self, ReceiptError> {
+        let head: Self =
+            serde_json::from_slice(ack).map_err(|e| ReceiptError::Malformed(e.to_string()))?;
+        if head.version != VERSION {
+            return Err(ReceiptError::Version(head.version));
+        }
+        head.certificate.verify(roots, hub_id)?;
+        let digest = Sha256Digest::of(ack).to_string();
+        head.certificate.public_key.verify(LABEL, &[digest.as_bytes()], sig)?;
+        if head.hub_id != hub_id {
+            return Err(ReceiptError::OtherSubject("hub_id"));
+        }
+        if head.spoke_id != *spoke_id {
+            return Err(ReceiptError::OtherSubject("spoke_id"));
+        }
+        Ok(head)
     }
-    out
+}
+
+/// Writes `outcomes.jsonl` line by line, in path order, and adds up what the head says of it.
+pub struct Outcomes<W> {
+    out: W,
+    hasher: Hasher,
+    counts: Counts,
+    /// Fewest copies of a file that is held.
+    copies: Option<u32>,
+}
+
+/// What a head says of its outcomes.
+pub struct Summary {
+    pub counts: Counts,
+    copies: u32,
+    outcomes_sha256: Sha256Digest,
+}
+
+impl<W: Write> Outcomes<W> {
+    pub fn new(out: W) -> Self {
+        Self { out, hasher: Hasher::new(), counts: Counts::default(), copies: None }
+    }
+
+    pub fn add(&mut self, line: &OutcomeLine) -> io::Result<()> {
+        let mut text = serde_json::to_vec(line).expect("a line has only string keys");
+        text.push(b'\n');
+        self.hasher.update(&text);
+        self.counts.add(line.outcome);
+        if line.outcome.is_held() {
+            self.copies = Some(self.copies.map_or(line.copies, |c| c.min(line.copies)));
+        }
+        self.out.write_all(&text)
+    }
+
+    pub fn finish(self) -> (W, Summary) {
+        let (copies, outcomes_sha256) = (self.copies.unwrap_or(0), self.hasher.finish());
+        (self.out, Summary { counts: self.counts, copies, outcomes_sha256 })
+    }
+}
+
+impl Summary {
+    /// A head over these outcomes, signed by a node's own key: `ack.json` and `ack.sig`.
+    pub fn sign(self, draft: Draft, certificate: NodeCertificate, key: &SecretKey) -> Signed<Head> {
+        let head = Head {
+            version: VERSION,
+            answers: draft.answers,
+            spoke_id: draft.spoke_id,
+            hub_id: draft.hub_id,
+            hub_epoch: draft.hub_epoch,
+            position: draft.position,
+            received_at: draft.received_at,
+            counts: self.counts,
+            custody: "hub".to_owned(),
+            copies: self.copies,
+            wanted: draft.wanted,
+            outcomes_sha256: self.outcomes_sha256,
+            certificate,
+        };
+        let bytes = serde_json::to_vec(&head).expect("a head has only string keys");
+        let sig = key.sign(LABEL, &[Sha256Digest::of(&bytes).to_string().as_bytes()]).to_vec();
+        Signed { value: head, bytes, sig }
+    }
+}
+
+/// Reads `outcomes.jsonl` line by line in bounded memory; at its end it holds or not.
+pub struct OutcomeReader<R> {
+    reader: R,
+    buffer: Vec<u8>,
+    last: Option<FilePath>,
+    hasher: Hasher,
+    counts: Counts,
+}
+
+impl<R: BufRead> OutcomeReader<R> {
+    pub fn new(reader: R) -> Self {
+        let (hasher, counts) = (Hasher::new(), Counts::default());
+        Self { reader, buffer: Vec::new(), last: None, hasher, counts }
+    }
+
+    /// The next line, lines ascending; `None` at the end, when all of them are those of the head.
+    pub fn next_line(&mut self, head: &Head) -> Result<Option<OutcomeLine>, ReceiptError> {
+        let malformed = |e: &dyn std::fmt::Display| ReceiptError::Malformed(e.to_string());
+        self.buffer.clear();
+        let limit = crate::entry::LINE_MAX_BYTES as u64;
+        let read = io::Read::take(&mut self.reader, limit).read_until(b'\n', &mut self.buffer);
+        if read.map_err(ReceiptError::Unreadable)? == 0 {
+            let is_whole =
+                self.hasher.finish() == head.outcomes_sha256 && self.counts == head.counts;
+            return if is_whole { Ok(None) } else { Err(ReceiptError::Outcomes) };
+        }
+        self.hasher.update(&self.buffer);
+        let line: OutcomeLine = serde_json::from_slice(&self.buffer).map_err(|e| malformed(&e))?;
+        if self.last.as_ref().is_some_and(|last| *last >= line.path) {
+            return Err(ReceiptError::Outcomes);
+        }
+        self.counts.add(line.outcome);
+        self.last = Some(line.path.clone());
+        Ok(Some(line))
+    }
 }
 
 fn from_jsonl(bytes: &[u8]) -> Result<Vec<OutcomeLine>, serde_json::Error> {

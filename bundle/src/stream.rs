@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 
+use crate::archive::{ArchiveError, Members, NAME_FIELD_BYTES, STATUS, WITHDRAWN, short_name};
 use crate::digest::{Hasher, Sha256Digest};
 use crate::entry::{self, EntriesError, Entry};
 use crate::error::ErrorKind;
@@ -17,27 +18,20 @@ use crate::path::FilePath;
 pub const MEDIA_TYPE: &str = "application/vnd.barque.bundle+tar";
 /// Most entries of one stream.
 pub const STREAM_ENTRIES_MAX: u64 = 1000;
-const DATA: &str = "data/";
-const STATUS: &str = "BARQUE.status";
-const WITHDRAWN: &str = "withdrawn";
-/// Largest pax header or GNU long name that is read, in bytes.
-const EXTENSION_MAX_BYTES: u64 = 64 * 1024;
-/// Longest name that every tar reader takes from the plain header, in bytes.
-const PLAIN_NAME_MAX: usize = 100;
+/// What stands before a file's path in its member's name.
+pub const DATA: &str = "data/";
+/// Names of the members before the files, in their order.
+pub const HEADER: &str = "manifest.json";
+pub const SIGNATURE: &str = "manifest.sig";
+pub const ENTRIES: &str = "entries.jsonl";
 
 /// Why a stream is not a bundle.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    #[error("the stream cannot be read")]
-    Io(#[source] io::Error),
     #[error("the stream ends early: {missing} of {declared} files did not come")]
     EndsEarly { missing: usize, declared: u64 },
     #[error("expected the member {expected}, found {found:?}")]
     Member { expected: &'static str, found: String },
-    #[error("the member {name:?} has {size} bytes, at most {max} are read")]
-    MemberTooLarge { name: String, size: u64, max: u64 },
-    #[error("the member {name:?} is not a regular file")]
-    NotAFile { name: String },
     #[error("the member {name:?} is not declared in entries.jsonl")]
     Undeclared { name: String },
     #[error("the member {name:?} comes twice")]
@@ -46,8 +40,8 @@ pub enum StreamError {
     Size { name: String, declared: u64, found: u64 },
     #[error("a bundle stream holds at most {STREAM_ENTRIES_MAX} files, this one declares {0}")]
     TooManyEntries(u64),
-    #[error("the archive is malformed: {0}")]
-    Archive(String),
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
     #[error(transparent)]
     Header(#[from] HeaderError),
     #[error(transparent)]
@@ -57,8 +51,8 @@ pub enum StreamError {
 impl StreamError {
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Io(_) => ErrorKind::Unavailable,
-            Self::MemberTooLarge { .. } | Self::TooManyEntries(_) => ErrorKind::TooLarge,
+            Self::TooManyEntries(_) => ErrorKind::TooLarge,
+            Self::Archive(e) => e.kind(),
             Self::Header(e) => e.kind(),
             _ => ErrorKind::Corrupt,
         }
@@ -67,16 +61,13 @@ impl StreamError {
     /// A stable word for the reason.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Io(_) => "stream_unreadable",
             Self::EndsEarly { .. } => "stream_ends_early",
             Self::Member { .. } => "unexpected_member",
-            Self::MemberTooLarge { .. } => "member_too_large",
-            Self::NotAFile { .. } => "member_not_a_file",
             Self::Undeclared { .. } => "undeclared_member",
             Self::Twice { .. } => "duplicate_member",
             Self::Size { .. } => "member_size",
             Self::TooManyEntries(_) => "too_many_entries",
-            Self::Archive(_) => "archive_malformed",
+            Self::Archive(e) => e.code(),
             Self::Header(e) => e.code(),
             Self::Entries(_) => "entries_malformed",
         }
@@ -92,14 +83,42 @@ impl<W: Write> Writer<W> {
     /// Starts a stream: header, signature and entries go out.
     pub fn start(out: W, header: &Signed<Header>, entries: &[Entry]) -> io::Result<Self> {
         let mut writer = Self { tar: tar::Builder::new(out) };
-        writer.member("manifest.json", &header.bytes)?;
-        writer.member("manifest.sig", &header.sig)?;
-        writer.member("entries.jsonl", &entry::to_jsonl(entries))?;
+        let entries = entry::to_jsonl(entries);
+        writer.preamble(&header.bytes, &header.sig, (entries.len() as u64, entries.as_slice()))?;
         Ok(writer)
     }
 
-    fn member(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        self.append(name, bytes.len() as u64, &[], bytes)
+    /// Starts the archive of a bundle on a drive; `entries` are the length and the bytes of
+    /// `entries.jsonl`.
+    pub fn start_archive(
+        out: W,
+        (header, sig): (&[u8], &[u8]),
+        entries: (u64, impl Read),
+    ) -> io::Result<Self> {
+        let mut writer = Self { tar: tar::Builder::new(out) };
+        writer.preamble(header, sig, entries)?;
+        Ok(writer)
+    }
+
+    fn preamble(
+        &mut self,
+        header: &[u8],
+        sig: &[u8],
+        (len, entries): (u64, impl Read),
+    ) -> io::Result<()> {
+        self.append(HEADER, header.len() as u64, &[], header)?;
+        self.append(SIGNATURE, sig.len() as u64, &[], sig)?;
+        self.append(ENTRIES, len, &[], entries.take(len))
+    }
+
+    /// Adds a member of a bundle on a drive, whose source has exactly `size` bytes.
+    pub fn member(&mut self, name: &str, size: u64, source: impl Read) -> io::Result<()> {
+        let mut source = Counted { inner: source.take(size), left: size };
+        self.append(name, size, &[], &mut source)?;
+        match source.left {
+            0 => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 
     /// Sends one file. A source that is shorter than declared, or cannot be read to its end, is
@@ -130,7 +149,7 @@ impl<W: Write> Writer<W> {
         records: &[(&str, &[u8])],
         data: impl Read,
     ) -> io::Result<()> {
-        let plain = name.len() <= PLAIN_NAME_MAX && name.is_ascii();
+        let plain = name.len() <= NAME_FIELD_BYTES && name.is_ascii();
         let size_text = size.to_string();
         let mut pax: Vec<(&str, &[u8])> = records.to_vec();
         if !plain {
@@ -143,11 +162,7 @@ impl<W: Write> Writer<W> {
         self.tar.append_pax_extensions(pax)?;
         let mut header = tar::Header::new_ustar();
         header.set_entry_type(tar::EntryType::Regular);
-        let short = if plain {
-            name.to_owned()
-        } else {
-            format!("pax/{}", Sha256Digest::of(name.as_bytes()))
-        };
+        let short = if plain { name.to_owned() } else { short_name(name) };
         set_name(&mut header, &short);
         header.set_size(size);
         header.set_mode(0o644);
@@ -162,6 +177,20 @@ fn set_name(header: &mut tar::Header, name: &str) {
     let field = &mut header.as_old_mut().name;
     field.fill(0);
     field[..name.len()].copy_from_slice(name.as_bytes());
+}
+
+/// A source that counts what is left of it.
+struct Counted<R> {
+    inner: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buffer)?;
+        self.left -= n as u64;
+        Ok(n)
+    }
 }
 
 /// Exactly `left` bytes of a source, zeros after its end or first fault, hashed on the way.
@@ -201,10 +230,7 @@ pub enum Member {
 
 /// Reads a bundle stream in one pass.
 pub struct Reader<R: Read> {
-    source: R,
-    /// Bytes of the current member that are unread, then its padding to the next block.
-    left: u64,
-    padding: u64,
+    members: Members<R>,
     expected: BTreeMap<FilePath, Entry>,
     declared: u64,
 }
@@ -217,29 +243,21 @@ pub struct Preamble {
     pub entries_jsonl: Vec<u8>,
 }
 
-struct RawMember {
-    name: String,
-    size: u64,
-    withdrawn: bool,
-}
-
-const BLOCK: u64 = 512;
-
 impl<R: Read> Reader<R> {
     pub fn new(source: R) -> Self {
-        Self { source, left: 0, padding: 0, expected: BTreeMap::new(), declared: 0 }
+        Self { members: Members::new(source), expected: BTreeMap::new(), declared: 0 }
     }
 
     /// Reads header, signature and the bytes of the entries; the caller verifies them next.
     pub fn preamble(&mut self) -> Result<Preamble, StreamError> {
-        let header_bytes = self.small("manifest.json", HEADER_MAX_BYTES as u64)?;
+        let header_bytes = self.small(HEADER, HEADER_MAX_BYTES as u64)?;
         let header = Header::parse(&header_bytes)?;
         if header.entry_count > STREAM_ENTRIES_MAX {
             return Err(StreamError::TooManyEntries(header.entry_count));
         }
-        let sig = self.small("manifest.sig", 64)?;
+        let sig = self.small(SIGNATURE, 64)?;
         let max = header.entry_count * entry::LINE_MAX_BYTES as u64;
-        let entries_jsonl = self.small("entries.jsonl", max)?;
+        let entries_jsonl = self.small(ENTRIES, max)?;
         Ok(Preamble { header, header_bytes, sig, entries_jsonl })
     }
 
@@ -255,8 +273,7 @@ impl<R: Read> Reader<R> {
 
     /// The next file, or `None` at the end of a stream in which every entry came once.
     pub fn next_member(&mut self) -> Result<Option<Member>, StreamError> {
-        self.skip_rest()?;
-        let Some(raw) = self.raw_member()? else {
+        let Some(raw) = self.members.next_member()? else {
             return match self.expected.len() {
                 0 => Ok(None),
                 missing => Err(StreamError::EndsEarly { missing, declared: self.declared }),
@@ -266,7 +283,7 @@ impl<R: Read> Reader<R> {
         let path: FilePath =
             raw.name.strip_prefix(DATA).and_then(|p| p.parse().ok()).ok_or_else(undeclared)?;
         let entry = self.expected.remove(&path).ok_or_else(undeclared)?;
-        if raw.withdrawn && raw.size == 0 {
+        if raw.is_withdrawn && raw.size == 0 {
             return Ok(Some(Member::Withdrawn(entry)));
         }
         if raw.size != entry.size_bytes {
@@ -278,161 +295,15 @@ impl<R: Read> Reader<R> {
 
     /// Bytes of the current file; 0 at its end. Fails when the stream ends inside it.
     pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, StreamError> {
-        let want = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
-        if want == 0 {
-            return Ok(0);
-        }
-        let n = self.source.read(&mut buffer[..want]).map_err(StreamError::Io)?;
-        if n == 0 {
-            return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into()));
-        }
-        self.left -= n as u64;
-        Ok(n)
-    }
-
-    fn skip_rest(&mut self) -> Result<(), StreamError> {
-        let n = self.left + self.padding;
-        let skipped =
-            io::copy(&mut (&mut self.source).take(n), &mut io::sink()).map_err(StreamError::Io)?;
-        if skipped != n {
-            return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into()));
-        }
-        (self.left, self.padding) = (0, 0);
-        Ok(())
+        Ok(self.members.read(buffer)?)
     }
 
     fn small(&mut self, expected: &'static str, max: u64) -> Result<Vec<u8>, StreamError> {
-        self.skip_rest()?;
-        let raw = self.raw_member()?;
-        let found = raw.as_ref().map_or_else(String::new, |m| m.name.clone());
+        let found = self.members.next_member()?.map_or_else(String::new, |m| m.name);
         if found != expected {
             return Err(StreamError::Member { expected, found });
         }
-        self.bounded(&found, self.left, max)
-    }
-
-    /// All of the current member, which may have at most `max` bytes.
-    fn bounded(&mut self, name: &str, size: u64, max: u64) -> Result<Vec<u8>, StreamError> {
-        if size > max {
-            return Err(StreamError::MemberTooLarge { name: name.to_owned(), size, max });
-        }
-        let mut bytes = Vec::new();
-        let mut buffer = [0u8; 8192];
-        loop {
-            match self.read(&mut buffer)? {
-                0 => return Ok(bytes),
-                n => bytes.extend_from_slice(&buffer[..n]),
-            }
-        }
-    }
-
-    /// The next real member, its pax records and GNU long name applied; `None` at the end.
-    fn raw_member(&mut self) -> Result<Option<RawMember>, StreamError> {
-        let mut long_name: Option<Vec<u8>> = None;
-        let mut pax = Pax::default();
-        loop {
-            self.skip_rest()?;
-            let Some(header) = self.block()? else {
-                return Ok(None);
-            };
-            let size = header.entry_size().map_err(|e| StreamError::Archive(e.to_string()))?;
-            let kind = header.entry_type();
-            let own_name = String::from_utf8_lossy(&header.path_bytes()).into_owned();
-            self.open_member(if is_extension(kind) { size } else { pax.size.unwrap_or(size) });
-            match kind {
-                tar::EntryType::XHeader => {
-                    pax = Pax::parse(&self.bounded(&own_name, size, EXTENSION_MAX_BYTES)?)?;
-                }
-                tar::EntryType::GNULongName => {
-                    let mut name = self.bounded(&own_name, size, EXTENSION_MAX_BYTES)?;
-                    while name.last() == Some(&0) {
-                        name.pop();
-                    }
-                    long_name = Some(name);
-                }
-                tar::EntryType::Regular => {
-                    let name = match pax.path.or(long_name) {
-                        Some(bytes) => String::from_utf8(bytes)
-                            .map_err(|_| StreamError::Archive("a name is not UTF-8".into()))?,
-                        None => own_name,
-                    };
-                    let size = self.left;
-                    return Ok(Some(RawMember { name, size, withdrawn: pax.withdrawn }));
-                }
-                _ => return Err(StreamError::NotAFile { name: own_name }),
-            }
-        }
-    }
-
-    fn open_member(&mut self, size: u64) {
-        self.left = size;
-        self.padding = (BLOCK - size % BLOCK) % BLOCK;
-    }
-
-    /// One header block; `None` at a zero block or a clean end of the source.
-    fn block(&mut self) -> Result<Option<tar::Header>, StreamError> {
-        let mut header = tar::Header::new_old();
-        let block = header.as_mut_bytes();
-        let mut got = 0;
-        while got < block.len() {
-            match self.source.read(&mut block[got..]).map_err(StreamError::Io)? {
-                0 if got == 0 => return Ok(None),
-                0 => return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into())),
-                n => got += n,
-            }
-        }
-        if block.iter().all(|b| *b == 0) {
-            return Ok(None);
-        }
-        let sum: u32 = block
-            .iter()
-            .enumerate()
-            .map(|(i, b)| {
-                // The checksum field itself counts as spaces.
-                if (148..156).contains(&i) { 32 } else { u32::from(*b) }
-            })
-            .sum();
-        match header.cksum() {
-            Ok(stated) if stated == sum => Ok(Some(header)),
-            _ => Err(StreamError::Archive("a member's header has a wrong checksum".into())),
-        }
-    }
-}
-
-fn is_extension(kind: tar::EntryType) -> bool {
-    matches!(kind, tar::EntryType::XHeader | tar::EntryType::GNULongName)
-}
-
-/// The pax records that count here; all others are passed over.
-#[derive(Default)]
-struct Pax {
-    path: Option<Vec<u8>>,
-    size: Option<u64>,
-    withdrawn: bool,
-}
-
-impl Pax {
-    fn parse(bytes: &[u8]) -> Result<Self, StreamError> {
-        let malformed = || StreamError::Archive("a pax record is malformed".into());
-        let mut pax = Self::default();
-        for record in tar::PaxExtensions::new(bytes) {
-            let record = record.map_err(|_| malformed())?;
-            match record.key_bytes() {
-                b"path" => pax.path = Some(record.value_bytes().to_vec()),
-                b"size" => {
-                    let text = record.value().map_err(|_| malformed())?;
-                    pax.size = Some(text.parse().map_err(|_| malformed())?);
-                }
-                key if key == STATUS.as_bytes() => {
-                    pax.withdrawn = record.value_bytes() == WITHDRAWN.as_bytes();
-                }
-                key if key.starts_with(b"GNU.sparse") => {
-                    return Err(StreamError::Archive("a member is sparse".into()));
-                }
-                _ => {}
-            }
-        }
-        Ok(pax)
+        Ok(self.members.bounded(expected, max)?)
     }
 }
 

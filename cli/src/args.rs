@@ -1,5 +1,7 @@
 //! What can be typed: verbs, flags and their environment variables.
 
+pub mod bundle;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -63,6 +65,11 @@ pub enum Command {
         after_help = "Example:\n  barque enroll \"$TOKEN\" --state ./rocket --source ./telemetry\n  ssh hub barque hub spoke add rocket-01 | barque enroll - --state ./rocket --source ./telemetry"
     )]
     Enroll(EnrollArgs),
+    /// Carry files on drives, where no network is
+    Bundle {
+        #[command(subcommand)]
+        verb: bundle::BundleVerb,
+    },
     /// Decide about files that wait for a person
     Ledger {
         #[command(subcommand)]

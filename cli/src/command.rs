@@ -1,5 +1,6 @@
 //! One file a verb.
 
+mod bundle;
 mod config;
 mod enroll;
 mod hub;
@@ -39,6 +40,7 @@ pub async fn run(args: Args) -> anyhow::Result<u8> {
         Command::Status(args) => status::run(&context, &args),
         Command::Passes(args) => passes::run(&context, &args),
         Command::Enroll(args) => enroll::run(&context, args).await,
+        Command::Bundle { verb } => bundle::run(&context, verb).await,
         Command::Ledger { verb } => ledger::run(&context, verb),
         Command::Config { verb } => config::run(&context, verb),
         Command::Hub { verb } => hub::run(&context, verb).await,

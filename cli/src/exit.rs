@@ -1,6 +1,7 @@
 //! Exit codes: 0 nothing needs a person, 3 a file does, 7 another pass runs, 75 try again later.
 
 use barque_bundle::ErrorKind;
+use barque_bundle::open::OpenError;
 use barque_hub::client::ClientError;
 
 pub const OK: u8 = 0;
@@ -19,6 +20,9 @@ pub fn code_of(error: &anyhow::Error) -> u8 {
             return ALREADY_RUNNING;
         }
         if let Some(e) = cause.downcast_ref::<barque_spoke::Error>() {
+            return e.kind().exit_code();
+        }
+        if let Some(e) = cause.downcast_ref::<OpenError>() {
             return e.kind().exit_code();
         }
         if let Some(e) = cause.downcast_ref::<barque_hub::Error>() {

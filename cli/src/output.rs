@@ -54,6 +54,19 @@ pub fn error(error: &anyhow::Error, code: u8, as_json: bool) {
     }
 }
 
+/// A number with commas, as `1,204`.
+pub fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
 /// A bar for long work, shown on a terminal only and never when quiet.
 pub fn bar(quiet: bool) -> ProgressBar {
     if quiet || !std::io::stderr().is_terminal() {

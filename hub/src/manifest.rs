@@ -166,7 +166,7 @@ pub struct Readers {
 const IDLE_MAX: usize = 8;
 
 impl Readers {
-    fn new(path: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf) -> Self {
         Self { path, idle: Arc::default() }
     }
 

@@ -1,10 +1,17 @@
 //! Who may call: spokes by their keys, operators and readers by their tokens.
 
+use std::path::Path;
+
+use barque_bundle::header::Header;
 use barque_bundle::jwt::{self, JwtError};
 use barque_bundle::wire::Role;
 use barque_bundle::{ErrorKind, HubId, KeyId, PublicKey, Sha256Digest, SpokeId, Timestamp};
 
+use rusqlite::Connection;
+
+use crate::config::DataFolder;
 use crate::error::{Error, Refusal};
+use crate::identity::Identity;
 use crate::manifest::Readers;
 use crate::manifest::query;
 
@@ -71,6 +78,40 @@ fn refuse(e: JwtError) -> Refusal {
         _ => None,
     };
     Refusal { hub_time, ..Refusal::new(e.kind(), e.code(), e.to_string()) }
+}
+
+/// The key that a bundle's header names, and the hub it has to be for, from a hub's data folder; the
+/// hub need not run. Refused where an import would be: an unknown or disabled spoke, a dead key.
+pub fn key_of_bundle(data: &Path, header: &Header) -> Result<(PublicKey, HubId), Error> {
+    let identity = Identity::load(data)?;
+    let readers = Readers::new(DataFolder(data).manifest_db());
+    let key = readers.read(|c| bundle_key(c, header))?;
+    Ok((key, identity.hub_id))
+}
+
+/// The live key that signed a bundle, or why it counts for nothing.
+pub fn bundle_key(c: &Connection, header: &Header) -> Result<PublicKey, Error> {
+    let spoke = &header.spoke_id;
+    let refuse = |kind, code, detail: String| Err(Refusal::new(kind, code, detail).into());
+    let Some(line) = query::spokes(c, Some(spoke))?.into_iter().next() else {
+        let detail = format!("there is no spoke named {spoke} on this hub; nothing was taken");
+        return refuse(ErrorKind::Forbidden, "unknown_spoke", detail);
+    };
+    if line.state != "active" {
+        let detail = format!("{spoke} is {} on this hub; an operator has to enable it", line.state);
+        return refuse(ErrorKind::Forbidden, "spoke_disabled", detail);
+    }
+    match query::key(c, &header.key_id)? {
+        Some(key) if key.spoke_id == *spoke && key.is_live => Ok(key.public_key),
+        Some(key) if key.spoke_id == *spoke => {
+            let detail = format!("the key {} of {spoke} is revoked", header.key_id);
+            refuse(ErrorKind::Forbidden, "key_revoked", detail)
+        }
+        _ => {
+            let detail = format!("the key {} is none of {spoke}'s", header.key_id);
+            refuse(ErrorKind::Unauthenticated, "unknown_key", detail)
+        }
+    }
 }
 
 /// The role of a bearer token; refused when there is none or it is unknown.

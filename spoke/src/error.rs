@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use barque_bundle::database::DatabaseError;
 pub(crate) use barque_bundle::error::chain;
+use barque_bundle::header::HeaderError;
+use barque_bundle::open::OpenError;
+use barque_bundle::receipt::ReceiptError;
 use barque_bundle::{ByteSize, ErrorKind, platform};
 
 use crate::hub_client::CallError;
@@ -39,6 +42,17 @@ pub enum Error {
     Usage(String),
     #[error("{0}")]
     NotEnrolled(String),
+    #[error("{0}")]
+    Missing(String),
+    #[error(
+        "the drive cannot be written at {path}; no file is lost, all stay pending: make room, or \
+         plug it in again, and run the same command, which goes on with this bundle"
+    )]
+    Drive { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Bundle(#[from] OpenError),
+    #[error(transparent)]
+    Receipt(#[from] ReceiptError),
     #[error(transparent)]
     Call(#[from] CallError),
 }
@@ -55,9 +69,14 @@ impl Error {
                 _ => ErrorKind::Internal,
             },
             Self::NoRoom { .. } => ErrorKind::Full,
+            Self::Drive { source, .. } if platform::is_full(source) => ErrorKind::Full,
+            Self::Drive { .. } => ErrorKind::Unavailable,
+            Self::Bundle(e) => e.kind(),
+            Self::Receipt(e) => e.kind(),
             Self::Io { .. } => ErrorKind::Internal,
             Self::AlreadyRunning { .. } | Self::ReadOnly { .. } => ErrorKind::Unavailable,
             Self::Malformed { .. } => ErrorKind::Corrupt,
+            Self::Missing(_) => ErrorKind::NotFound,
             Self::Newer { .. } | Self::Usage(_) | Self::NotEnrolled(_) => ErrorKind::Invalid,
             Self::Call(e) => e.kind(),
         }
@@ -108,6 +127,12 @@ impl Error {
     pub fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { what, path, source }
+    }
+}
+
+impl From<HeaderError> for Error {
+    fn from(e: HeaderError) -> Self {
+        Self::Bundle(e.into())
     }
 }
 

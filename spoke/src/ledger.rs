@@ -3,6 +3,7 @@
 //! A cache of truth: the hub's receipts are what counts. It keeps D5 by its schema: `synced`
 //! without a stored receipt cannot exist.
 
+pub mod bundles;
 pub mod change;
 pub mod passes;
 pub mod read;
@@ -18,13 +19,18 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 
 use crate::error::Error;
 
+pub use bundles::{BundleRow, BundleState};
 pub use change::Change;
 pub use passes::PassRow;
 pub use read::{FileRow, PageKey, StatRow, Tally};
 
 const KIND: Kind = Kind {
     schema: include_str!("ledger/schema.sql"),
-    migrations: &[include_str!("ledger/migrations/2.sql"), include_str!("ledger/migrations/3.sql")],
+    migrations: &[
+        include_str!("ledger/migrations/2.sql"),
+        include_str!("ledger/migrations/3.sql"),
+        include_str!("ledger/migrations/4.sql"),
+    ],
     synchronous: "FULL",
     journal_bytes: 16 << 20,
     // Somebody looks at the ledger with a tool of theirs: a pass waits.

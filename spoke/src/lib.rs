@@ -6,9 +6,11 @@
 
 pub mod budget;
 pub mod config;
+pub mod drive;
 pub mod edge;
 pub mod enroll;
 pub mod error;
+pub mod export;
 pub mod fault;
 pub mod hub_client;
 pub mod identity;

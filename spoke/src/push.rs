@@ -31,7 +31,8 @@ use crate::priority::Priorities;
 use crate::scan::{ScanReport, Scanner};
 use crate::select::Select;
 
-use open::{client, enrolled};
+use open::client;
+pub(crate) use open::enrolled;
 use pass::Pass;
 use report::Results;
 pub use report::{Conflict, Failure, NEEDS_A_PERSON, PushReport};

@@ -96,6 +96,7 @@ impl Voice {
             as_of: None,
             voids: Ranges::default(),
             replaces: None,
+            in_transit: Vec::new(),
             label: None,
         };
         let header = Header::sign(draft, &entries, key);

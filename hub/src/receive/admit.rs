@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use barque_bundle::archive::ArchiveError;
 use barque_bundle::receipt::LANDING_BLOCKED;
 use barque_bundle::stream::{Preamble, STREAM_ENTRIES_MAX, StreamError};
 use barque_bundle::{
@@ -148,9 +149,14 @@ pub(super) fn refuse_stream(e: StreamError) -> Error {
             let max = usize::try_from(STREAM_ENTRIES_MAX).ok();
             Refusal { max_entries: max, ..refusal }.into()
         }
-        StreamError::Io(source) => {
+        StreamError::Archive(ArchiveError::Io(source)) => {
             let detail = format!("the stream broke off: {source}");
             Refusal::new(e.kind(), e.code(), detail).into()
+        }
+        // A connection that ended.
+        StreamError::Archive(ArchiveError::EndsEarly { .. }) => {
+            let detail = format!("the stream broke off: {e}");
+            Refusal::new(ErrorKind::Unavailable, "stream_unreadable", detail).into()
         }
         _ => Refusal::new(e.kind(), e.code(), crate::error::chain(&e)).into(),
     }

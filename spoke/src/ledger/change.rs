@@ -290,6 +290,35 @@ impl Ledger {
         })
     }
 
+    /// Takes over the epoch of a receipt that came on a drive; of its position nothing follows,
+    /// since it may be older than one that was seen. True when the hub is another than it was.
+    pub fn meet_epoch(
+        &mut self,
+        hub_id: HubId,
+        epoch: HubEpoch,
+        fresh: SeriesId,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
+        let hub = hub_id.to_string();
+        self.transaction(|c| {
+            let known: Option<String> =
+                c.query_row("SELECT hub_epoch FROM hubs WHERE hub_id = ?1", [&hub], |r| r.get(0))?;
+            if known.as_deref() == Some(epoch.to_string().as_str()) {
+                return Ok(false);
+            }
+            c.execute(
+                "UPDATE hubs SET hub_epoch = ?2, seen_position = 0 WHERE hub_id = ?1",
+                [&hub, &epoch.to_string()],
+            )?;
+            let is_other = known.is_some();
+            if is_other {
+                replace_series(c, &hub, fresh)?;
+                offer_again(c, &hub, None, now)?;
+            }
+            Ok(is_other)
+        })
+    }
+
     /// Opens a series that replaces the present one; what is pending gets new numbers.
     pub fn open_series(&mut self, hub_id: HubId, series: SeriesId) -> Result<(), Error> {
         self.transaction(|c| replace_series(c, &hub_id.to_string(), series))
@@ -491,7 +520,7 @@ pub(crate) fn is_for_the_hub(line: &OutcomeLine) -> bool {
 }
 
 /// True when the line's path and digest equal a row that waits for an answer.
-fn apply_line(
+pub(super) fn apply_line(
     c: &Connection,
     hub: &str,
     line: &OutcomeLine,

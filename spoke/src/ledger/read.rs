@@ -117,7 +117,7 @@ impl Tally {
     }
 }
 
-fn row(r: &Row<'_>) -> rusqlite::Result<FileRow> {
+pub(super) fn row(r: &Row<'_>) -> rusqlite::Result<FileRow> {
     let digest = |column: &str| -> rusqlite::Result<Option<Sha256Digest>> {
         let bytes: Option<Vec<u8>> = r.get(column)?;
         bytes
@@ -303,6 +303,37 @@ impl Ledger {
                  DELETE FROM young; DELETE FROM met;",
             )
             .map_err(self.wrap())
+    }
+
+    /// What an export chooses, in a temporary table as well.
+    pub(crate) fn clear_chosen(&self) -> Result<(), Error> {
+        self.connection
+            .execute_batch(
+                "CREATE TEMP TABLE IF NOT EXISTS chosen (path TEXT PRIMARY KEY)
+                     STRICT, WITHOUT ROWID;
+                 DELETE FROM chosen;",
+            )
+            .map_err(self.wrap())
+    }
+
+    pub(crate) fn add_chosen(&mut self, paths: &[&FilePath]) -> Result<(), Error> {
+        self.transaction(|c| {
+            let mut insert = c.prepare_cached("INSERT OR IGNORE INTO chosen VALUES (?1)")?;
+            paths.iter().try_for_each(|p| insert.execute([p.as_str()]).map(drop))
+        })
+    }
+
+    pub(crate) fn chosen_page(&self, after: &str, limit: usize) -> Result<Vec<FilePath>, Error> {
+        let mut statement = self
+            .connection
+            .prepare_cached("SELECT path FROM chosen WHERE path > ?1 ORDER BY path LIMIT ?2")
+            .map_err(self.wrap())?;
+        let rows = statement
+            .query_map(params![after, signed(limit as u64)], |r| {
+                r.get::<_, String>(0)?.parse().map_err(|_| rusqlite::Error::InvalidQuery)
+            })
+            .map_err(self.wrap())?;
+        rows.collect::<Result<_, _>>().map_err(self.wrap())
     }
 
     /// The scan counted this file as pending.

@@ -20,7 +20,7 @@ pub(super) fn not_enrolled(state: &StateFolder) -> Error {
 }
 
 /// The identity, and the hubs of the state folder or the one that is asked for.
-pub(super) fn enrolled<'c>(
+pub(crate) fn enrolled<'c>(
     state: &StateFolder,
     identity: Option<Identity>,
     config: &'c SpokeConfig,

@@ -363,7 +363,7 @@ impl Pass<'_> {
             as_of: hub.as_of,
             voids: self.ledger.untold_voids(self.hub_id(), hub.series)?,
             replaces: hub.replaces,
-            in_transit: Vec::new(),
+            in_transit: self.ledger.in_transit(self.hub_id())?,
             status: SpokeReport {
                 version: crate::VERSION.to_owned(),
                 pending_files: tally.of(State::Pending) + tally.of(State::InFlight),

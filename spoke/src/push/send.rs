@@ -321,6 +321,7 @@ impl Pass<'_> {
             as_of: hub.as_of,
             voids: self.ledger.untold_voids(self.hub_id(), hub.series)?,
             replaces: hub.replaces,
+            in_transit: self.ledger.in_transit(self.hub_id())?,
             label: None,
         };
         Ok(Header::sign(draft, &entries, &self.settings.identity.key))

@@ -1,0 +1,97 @@
+//! Where a bundle may be written, and how a drive is told to keep it.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use barque_bundle::path::printable;
+use barque_bundle::platform::{self, Assured};
+
+use crate::error::Error;
+
+/// Folders of the system in which no drive stands; what lies below them is refused too.
+const SYSTEM: [&str; 12] = [
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib64",
+    "/proc",
+    "/sbin",
+    "/sys",
+    "/usr",
+    "/var/lib/dpkg",
+    "/run/systemd",
+];
+
+/// The folder with all links resolved, if a bundle may be written there.
+pub(super) fn check(folder: &Path, source: &Path, state: &Path) -> Result<PathBuf, Error> {
+    let shown = || printable(&folder.display().to_string());
+    let refuse = |why: &str| Err(Error::Usage(format!("cannot export to {}: {why}", shown())));
+    let real = match std::fs::canonicalize(folder) {
+        Ok(real) => real,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return refuse("there is no such folder; mount the drive first, or make the folder");
+        }
+        Err(e) => return Err(Error::io("cannot export to", folder)(e)),
+    };
+    if !real.is_dir() {
+        return refuse(
+            "it is no folder; give the drive's, the bundle gets a name of its own in it",
+        );
+    }
+    let resolved = |p: &Path| std::fs::canonicalize(p).unwrap_or_else(|_| p.to_owned());
+    if real.starts_with(resolved(source)) {
+        return refuse("it lies inside the source, so the next scan would ship the bundle itself");
+    }
+    if real.starts_with(resolved(state)) {
+        return refuse("it lies inside the state folder, which holds the ledger and the key");
+    }
+    if real == Path::new("/") || SYSTEM.iter().any(|s| real.starts_with(s)) {
+        return refuse("it is a folder of the system; give the folder where the drive is mounted");
+    }
+    Ok(real)
+}
+
+/// What a drive's fault means for the files, and what to do.
+pub(super) fn drive_fault(path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    move |source| Error::Drive { path, source }
+}
+
+/// Makes a file on the drive with these bytes, durable as far as the file system tells.
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<Assured, Error> {
+    let write = || {
+        let mut file = File::create(path)?;
+        io::Write::write_all(&mut file, bytes)?;
+        platform::sync_if_known(&file)
+    };
+    write().map_err(drive_fault(path))
+}
+
+/// Syncs a folder and those below it, deepest first, and then the whole file system.
+pub(super) fn sync_all(bundle: &Path, folder: &Path) -> Result<Assured, Error> {
+    let mut assured = Assured::Yes;
+    if bundle.is_dir() {
+        assured = assured.and(sync_folders(bundle)?);
+    } else {
+        let file = File::open(bundle).map_err(drive_fault(bundle))?;
+        assured = assured.and(platform::sync_if_known(&file).map_err(drive_fault(bundle))?);
+    }
+    let drive = File::open(folder).map_err(drive_fault(folder))?;
+    assured = assured.and(platform::sync_if_known(&drive).map_err(drive_fault(folder))?);
+    Ok(assured.and(platform::sync_file_system(&drive).map_err(drive_fault(folder))?))
+}
+
+fn sync_folders(folder: &Path) -> Result<Assured, Error> {
+    let mut assured = Assured::Yes;
+    for item in std::fs::read_dir(folder).map_err(drive_fault(folder))? {
+        let item = item.map_err(drive_fault(folder))?;
+        if item.file_type().map_err(drive_fault(folder))?.is_dir() {
+            assured = assured.and(sync_folders(&item.path())?);
+        }
+    }
+    let own = File::open(folder).map_err(drive_fault(folder))?;
+    Ok(assured.and(platform::sync_if_known(&own).map_err(drive_fault(folder))?))
+}
