@@ -88,6 +88,11 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
+    /// An archive with nothing in it yet.
+    pub fn empty(out: W) -> Self {
+        Self { tar: tar::Builder::new(out) }
+    }
+
     /// Starts the archive of a bundle on a drive; `entries` are the length and the bytes of
     /// `entries.jsonl`.
     pub fn start_archive(

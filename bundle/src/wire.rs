@@ -1,15 +1,21 @@
 //! What goes over HTTP: paths and JSON bodies, the same types on both sides.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+mod enroll;
+mod imports;
+
+pub use enroll::{EnrollRequest, EnrollResponse, EnrollToken, Grant, OfflineRequest, TokenError};
+pub use imports::{
+    ALREADY_IMPORTED, HISTORY_DEFAULT, HISTORY_MAX, IN_PROGRESS, ImportCheck, ImportHistory,
+    ImportJob, ImportLine, ImportPath, ImportRefusal, ImportState, NotArrived, receipt_path,
+};
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Sha256Digest;
 use crate::entry::Entry;
 use crate::header::InTransit;
-use crate::id::{HubEpoch, HubId, SeriesId, SpokeId};
-use crate::key::{PublicKey, SecretKey};
+use crate::id::{BundleId, HubEpoch, HubId, SeriesId, SpokeId};
 use crate::path::FilePath;
 use crate::ranges::Ranges;
 use crate::receipt::{OutcomeLine, Wanted, WireReceipt};
@@ -23,6 +29,7 @@ pub const SPOKES: &str = "/api/v1/sync-spokes";
 pub const TOKENS: &str = "/api/v1/tokens";
 pub const FILES: &str = "/api/v1/files";
 pub const CHANGES: &str = "/api/v1/changes";
+pub const IMPORT: &str = "/api/v1/bundle-import";
 pub const SCHEMAS: &str = "/api/v1/schemas";
 
 /// Most entries of one reconcile request.
@@ -56,6 +63,8 @@ pub struct Problem {
     /// Where an upload goes on, in bytes from its start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upload_offset: Option<u64>,
+    #[serde(flatten)]
+    pub import: Option<Box<ImportRefusal>>,
 }
 
 /// `POST /api/v1/sync/reconcile`: which of these files does the hub lack?
@@ -123,6 +132,9 @@ pub struct ReconcileResponse {
     #[serde(default)]
     pub kept: Vec<KeptLine>,
     pub wanted: Vec<Wanted>,
+    /// Bundles of `in_transit` that were imported: their files may be offered.
+    #[serde(default)]
+    pub arrived: Vec<BundleId>,
     /// The highest `seq_head` of this series that the hub had seen before.
     pub seen: u64,
     /// This series was replaced by this one, and is in use all the same: two machines push with
@@ -192,87 +204,6 @@ pub struct Stopped {
     pub status: u16,
     pub code: String,
     pub detail: String,
-}
-
-/// What a one-time enrollment token carries, behind `barque-enroll-` in URL-safe base64.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EnrollToken {
-    pub spoke: SpokeId,
-    pub hub: HubId,
-    pub urls: Vec<String>,
-    /// SHA-256 of the root's public key.
-    pub root: Sha256Digest,
-    pub secret: String,
-    pub hub_time: Timestamp,
-    pub expires_at: Timestamp,
-}
-
-const TOKEN_PREFIX: &str = "barque-enroll-";
-
-/// A text that is not an enrollment token.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "this is not an enrollment token; `barque hub spoke add ID` on the hub prints one, starting with {TOKEN_PREFIX}"
-)]
-pub struct TokenError;
-
-impl EnrollToken {
-    pub fn encode(&self) -> String {
-        let json = serde_json::to_vec(self).expect("a token has only string keys");
-        format!("{TOKEN_PREFIX}{}", URL_SAFE_NO_PAD.encode(json))
-    }
-
-    pub fn decode(text: &str) -> Result<Self, TokenError> {
-        let body = text.trim().strip_prefix(TOKEN_PREFIX).ok_or(TokenError)?;
-        let json = URL_SAFE_NO_PAD.decode(body).map_err(|_| TokenError)?;
-        serde_json::from_slice(&json).map_err(|_| TokenError)
-    }
-}
-
-const ENROLL_LABEL: &str = "barque-enroll-v1";
-
-/// `POST /api/v1/enroll`: a spoke hands in its key for a one-time token.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct EnrollRequest {
-    pub spoke_id: SpokeId,
-    pub secret: String,
-    pub public_key: PublicKey,
-    /// Hex of the key's signature over the members above and the hub id: it owns what it hands in.
-    pub proof: String,
-}
-
-impl EnrollRequest {
-    pub fn new(token: &EnrollToken, key: &SecretKey) -> Self {
-        let public_key = key.public();
-        let text = public_key.to_string();
-        let parts = proof_parts(&token.hub, &token.spoke, &token.secret, &text);
-        let parts: Vec<&[u8]> = parts.iter().map(String::as_bytes).collect();
-        let proof = crate::digest::hex(&key.sign(ENROLL_LABEL, &parts));
-        Self { spoke_id: token.spoke.clone(), secret: token.secret.clone(), public_key, proof }
-    }
-
-    /// Whether the sender owns the key it hands in.
-    pub fn is_proven(&self, hub: &HubId) -> bool {
-        let text = self.public_key.to_string();
-        let parts = proof_parts(hub, &self.spoke_id, &self.secret, &text);
-        let parts: Vec<&[u8]> = parts.iter().map(String::as_bytes).collect();
-        crate::digest::unhex(&self.proof)
-            .is_some_and(|sig| self.public_key.verify(ENROLL_LABEL, &parts, &sig).is_ok())
-    }
-}
-
-fn proof_parts(hub: &HubId, spoke: &SpokeId, secret: &str, key: &str) -> [String; 4] {
-    [hub.to_string(), spoke.to_string(), secret.to_owned(), key.to_owned()]
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct EnrollResponse {
-    pub spoke_id: SpokeId,
-    pub hub_id: HubId,
-    pub hub_epoch: HubEpoch,
-    /// The root's public key; its SHA-256 is what the token carried.
-    pub root: PublicKey,
-    pub hub_time: Timestamp,
 }
 
 /// `POST /api/v1/sync-spokes`: announce a spoke and get its one-time token.
@@ -552,6 +483,7 @@ pub fn landed(spoke: &SpokeId, path: &FilePath) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::SecretKey;
 
     #[test]
     fn an_enrollment_token_survives_its_text_form_and_garbage_does_not_pass() {

@@ -1,16 +1,18 @@
 //! What can be typed: verbs, flags and their environment variables.
 
 pub mod bundle;
+mod hub;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use barque_bundle::quantity::parse_duration;
-use barque_bundle::wire::Role;
-use barque_bundle::{ByteSize, HubId, SpokeId};
+use barque_bundle::{ByteSize, HubId};
 use barque_spoke::budget::Budget;
 use barque_spoke::timetable::Timetable;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+pub use hub::*;
 
 /// Carries immutable Parquet files from edge machines to a central hub, and loses none.
 #[derive(Parser, Debug)]
@@ -270,179 +272,6 @@ pub struct ConfigShowArgs {
     pub state: StateArgs,
     #[command(flatten)]
     pub data: DataArgs,
-}
-
-#[derive(Subcommand, Debug)]
-pub enum HubVerb {
-    /// Make a hub: its root key, TLS authority and data folder
-    #[command(
-        after_help = "Example:\n  barque hub init --data ./hub --url https://hub.example.org:7171"
-    )]
-    Init(HubInitArgs),
-    /// Run the hub until it is told to stop
-    #[command(after_help = "Example:\n  barque hub serve --data ./hub --listen 0.0.0.0:7171")]
-    Serve(HubServeArgs),
-    /// Announce and list spokes
-    Spoke {
-        #[command(subcommand)]
-        verb: HubSpokeVerb,
-    },
-    /// Make, list and remove bearer tokens of operators and readers
-    Token {
-        #[command(subcommand)]
-        verb: HubTokenVerb,
-    },
-    /// List landed files by name
-    #[command(
-        after_help = "Example:\n  barque hub files --prefix rocket-01/factory/ --data ./hub --json"
-    )]
-    Files(HubFilesArgs),
-    /// List per measurement which schemas its files have, and the columns whose types differ
-    #[command(
-        after_help = "Example:\n  barque hub schemas factory/ --data ./hub\n  barque hub schemas --data ./hub --json"
-    )]
-    Schemas(HubSchemasArgs),
-    /// Show how the hub stands
-    #[command(after_help = "Example:\n  barque hub status --data ./hub --json")]
-    Status(HubTargetArgs),
-}
-
-#[derive(ClapArgs, Clone, Debug)]
-pub struct DataArgs {
-    /// The hub's data folder [or BARQUE_DATA]
-    #[arg(long, value_name = "DIR")]
-    pub data: Option<PathBuf>,
-}
-
-#[derive(ClapArgs, Debug)]
-pub struct HubInitArgs {
-    #[command(flatten)]
-    pub data: DataArgs,
-    /// The address that spokes will use [default: the one served]
-    #[arg(long, value_name = "URL")]
-    pub url: Option<String>,
-}
-
-#[derive(ClapArgs, Debug)]
-pub struct HubServeArgs {
-    #[command(flatten)]
-    pub data: DataArgs,
-    /// Address and port to listen on [default: 0.0.0.0:7171]
-    #[arg(long, env = "BARQUE_LISTEN", value_name = "ADDR")]
-    pub listen: Option<String>,
-    /// Serve plain HTTP; only behind something that does TLS
-    #[arg(long, env = "BARQUE_PLAIN", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
-    pub plain: Option<bool>,
-}
-
-/// Which hub is meant: the one on this machine's folder, or one elsewhere.
-#[derive(ClapArgs, Clone, Debug)]
-pub struct HubTargetArgs {
-    #[command(flatten)]
-    pub data: DataArgs,
-    /// A hub elsewhere; needs a token [or BARQUE_URL, which --data overrides]
-    #[arg(long, value_name = "URL", conflicts_with = "data")]
-    pub url: Option<String>,
-    /// File that holds the bearer token [or the token itself in BARQUE_TOKEN]
-    #[arg(long, env = "BARQUE_TOKEN_FILE", value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
-    /// The hub's tls/ca.pem, when the system does not trust it
-    #[arg(long, env = "BARQUE_CACERT", value_name = "FILE")]
-    pub cacert: Option<PathBuf>,
-}
-
-#[derive(Subcommand, Debug)]
-pub enum HubSpokeVerb {
-    /// Announce a spoke; prints its one-time enrollment token alone on stdout
-    #[command(after_help = "Example:\n  TOKEN=$(barque hub spoke add rocket-01 --data ./hub)")]
-    Add(HubSpokeAddArgs),
-    /// List spokes
-    #[command(after_help = "Example:\n  barque hub spoke ls --data ./hub")]
-    Ls(HubTargetArgs),
-    /// Show one spoke: files and bytes received, last seen, backlog, key
-    #[command(after_help = "Example:\n  barque hub spoke show rocket-01 --data ./hub")]
-    Show(HubSpokeArgs),
-    /// Refuse a spoke until it is enabled again; its files stay
-    #[command(after_help = "Example:\n  barque hub spoke disable rocket-01 --data ./hub")]
-    Disable(HubSpokeArgs),
-    /// Let a disabled spoke in again
-    #[command(after_help = "Example:\n  barque hub spoke enable rocket-01 --data ./hub")]
-    Enable(HubSpokeArgs),
-    /// Remove a spoke for good: its keys are dead, its files stay, its name stays taken
-    #[command(after_help = "Example:\n  barque hub spoke rm rocket-01 --data ./hub")]
-    Rm(HubSpokeArgs),
-}
-
-#[derive(ClapArgs, Debug)]
-pub struct HubSpokeArgs {
-    /// The spoke's name
-    pub id: SpokeId,
-    #[command(flatten)]
-    pub target: HubTargetArgs,
-}
-
-#[derive(ClapArgs, Debug)]
-pub struct HubSpokeAddArgs {
-    /// The spoke's name: letters, digits, '.', '_' and '-'
-    pub id: SpokeId,
-    /// How long the token may wait to be used, at most 7d
-    #[arg(long, default_value = "1h", value_name = "DURATION")]
-    pub expires: String,
-    #[command(flatten)]
-    pub target: HubTargetArgs,
-}
-
-#[derive(Subcommand, Debug)]
-pub enum HubTokenVerb {
-    /// Make a token; it is printed once and kept as a hash
-    #[command(after_help = "Example:\n  barque hub token add --role reader --name me --data ./hub")]
-    Add(HubTokenAddArgs),
-    /// List tokens by name
-    #[command(after_help = "Example:\n  barque hub token ls --data ./hub")]
-    Ls(HubTargetArgs),
-    /// Remove a token; it stops to count at once
-    #[command(after_help = "Example:\n  barque hub token rm me --data ./hub")]
-    Rm(HubTokenRmArgs),
-}
-
-#[derive(ClapArgs, Debug)]
-pub struct HubTokenAddArgs {
-    /// Who it is for
-    #[arg(long)]
-    pub name: String,
-    /// reader, operator or admin
-    #[arg(long, default_value = "reader")]
-    pub role: Role,
-    #[command(flatten)]
-    pub target: HubTargetArgs,
-}
-
-#[derive(ClapArgs, Debug)]
-pub struct HubTokenRmArgs {
-    pub name: String,
-    #[command(flatten)]
-    pub target: HubTargetArgs,
-}
-
-#[derive(ClapArgs, Debug)]
-pub struct HubFilesArgs {
-    /// Only names that start with this
-    #[arg(long, default_value = "")]
-    pub prefix: String,
-    /// At most so many
-    #[arg(long, value_name = "N")]
-    pub limit: Option<u64>,
-    #[command(flatten)]
-    pub target: HubTargetArgs,
-}
-
-#[derive(ClapArgs, Debug)]
-pub struct HubSchemasArgs {
-    /// Only measurements whose `database/measurement` starts with this
-    #[arg(default_value = "")]
-    pub prefix: String,
-    #[command(flatten)]
-    pub target: HubTargetArgs,
 }
 
 #[derive(ClapArgs, Debug)]

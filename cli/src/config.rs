@@ -39,6 +39,15 @@ pub struct HubSection {
     pub landing: LandingSection,
     #[serde(default)]
     pub limits: LimitsSection,
+    #[serde(default)]
+    pub import: ImportSection,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct ImportSection {
+    #[serde(default)]
+    pub allowed_dirs: Vec<PathBuf>,
+    pub only: Option<bool>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -136,6 +145,8 @@ impl FileConfig {
         c.connections_max = count(limits.connections, c.connections_max);
         c.requests_max = count(limits.requests, c.requests_max);
         config.reserve_bytes = limits.reserve.map_or(config.reserve_bytes, |r| r.0);
+        config.import_dirs.clone_from(&file.import.allowed_dirs);
+        config.import_only = file.import.only.unwrap_or(false);
         config.body_idle = limits.body_idle.unwrap_or(config.body_idle);
         config
     }

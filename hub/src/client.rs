@@ -3,18 +3,25 @@
 //! The only file of this crate that knows reqwest.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use barque_bundle::wire::Problem;
 use barque_bundle::{ErrorKind, platform};
+use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
 
 use crate::config::DataFolder;
 
 /// How long a hub that is starting is waited for.
 const START_WAIT: Duration = Duration::from_secs(10);
 const CALL_WAIT: Duration = Duration::from_secs(60);
+/// Longest that a drive may take; what stalls is seen before.
+const TRANSFER_WAIT: Duration = Duration::from_secs(30 * 86_400);
+const STALL_CHECK: Duration = Duration::from_secs(10);
+const STALLED_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// Why an operator's call has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -31,13 +38,17 @@ pub enum ClientError {
     Malformed(#[source] serde_json::Error),
     #[error("{path}")]
     Io { path: PathBuf, source: std::io::Error },
+    #[error("nothing moved for {} min between here and the hub; what it has verified stands, run the same command again", .0.as_secs() / 60)]
+    Stalled(Duration),
 }
 
 impl ClientError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Refused(p) => ErrorKind::from_http_status(p.status),
-            Self::NotRunning(_) | Self::Starting(_) | Self::Http(_) => ErrorKind::Unavailable,
+            Self::NotRunning(_) | Self::Starting(_) | Self::Http(_) | Self::Stalled(_) => {
+                ErrorKind::Unavailable
+            }
             Self::Malformed(_) => ErrorKind::Corrupt,
             Self::Io { .. } => ErrorKind::Invalid,
         }
@@ -92,6 +103,58 @@ impl AdminClient {
         self.call(reqwest::Method::POST, path, Some(body)).await
     }
 
+    /// Sends pieces as they come; the hub may answer before their end.
+    pub async fn send<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        mut pieces: mpsc::Receiver<std::io::Result<Bytes>>,
+    ) -> Result<T, ClientError> {
+        let last = Arc::new(Mutex::new(Instant::now()));
+        let moved = Arc::clone(&last);
+        let body = futures_util::stream::poll_fn(move |cx| {
+            let polled = pieces.poll_recv(cx);
+            if polled.is_ready() {
+                *moved.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+            }
+            polled
+        });
+        let request = self.http.post(format!("{}{path}", self.base)).timeout(TRANSFER_WAIT);
+        let request = self.authorized(request).body(reqwest::Body::wrap_stream(body));
+        let answer = async { answer(request.send().await?).await };
+        tokio::pin!(answer);
+        loop {
+            tokio::select! {
+                answer = &mut answer => return answer,
+                () = tokio::time::sleep(STALL_CHECK) => {
+                    let last = *last.lock().unwrap_or_else(PoisonError::into_inner);
+                    if last.elapsed() > STALLED_AFTER {
+                        return Err(ClientError::Stalled(STALLED_AFTER));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pieces of a body, each as it arrives; `None` at its end.
+    pub async fn fetch(&self, path: &str) -> Result<Fetched, ClientError> {
+        let request = self.http.get(format!("{}{path}", self.base)).timeout(TRANSFER_WAIT);
+        let response = self.authorized(request).send().await?;
+        if response.status().is_success() {
+            return Ok(Fetched(response));
+        }
+        Err(match answer::<serde_json::Value>(response).await {
+            Err(e) => e,
+            Ok(_) => ClientError::Refused(Box::default()),
+        })
+    }
+
+    fn authorized(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.call(reqwest::Method::DELETE, path, None::<&()>).await
     }
@@ -131,25 +194,38 @@ impl AdminClient {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, ClientError> {
-        let mut request = self.http.request(method, format!("{}{path}", self.base));
-        if let Some(token) = &self.token {
-            request = request.bearer_auth(token);
-        }
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        let mut request = self.authorized(request);
         if let Some(body) = body {
             request = request.json(body);
         }
-        let response = request.send().await?;
-        let status = response.status();
-        let bytes = response.bytes().await?;
-        if status.is_success() {
-            return serde_json::from_slice(&bytes).map_err(ClientError::Malformed);
-        }
-        let problem = serde_json::from_slice(&bytes).unwrap_or_else(|_| Problem {
-            status: status.as_u16(),
-            code: "not_a_hub".to_owned(),
-            detail: format!("something that is not a hub answered {status}"),
-            ..Problem::default()
-        });
-        Err(ClientError::Refused(Box::new(problem)))
+        answer(request.send().await?).await
+    }
+}
+
+/// The JSON of an answer, or the problem that it tells.
+async fn answer<T: DeserializeOwned>(response: reqwest::Response) -> Result<T, ClientError> {
+    let status = response.status();
+    let bytes = response.bytes().await?;
+    if status.is_success() {
+        return serde_json::from_slice(&bytes).map_err(ClientError::Malformed);
+    }
+    let problem = serde_json::from_slice(&bytes).unwrap_or_else(|_| Problem {
+        status: status.as_u16(),
+        code: "not_a_hub".to_owned(),
+        detail: format!("something that is not a hub answered {status}"),
+        ..Problem::default()
+    });
+    Err(ClientError::Refused(Box::new(problem)))
+}
+
+/// A body that arrives.
+pub struct Fetched(reqwest::Response);
+
+impl Fetched {
+    /// The next piece; fails when nothing comes for too long.
+    pub async fn piece(&mut self) -> Result<Option<Bytes>, ClientError> {
+        let piece = tokio::time::timeout(CALL_WAIT, self.0.chunk()).await;
+        piece.map_err(|_| ClientError::Stalled(CALL_WAIT))?.map_err(ClientError::Http)
     }
 }

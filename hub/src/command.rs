@@ -2,6 +2,7 @@
 //!
 //! Everything a command decides on stands in it: the proposer stamps time and ids (A1).
 
+use barque_bundle::header::{Header, InTransit};
 use barque_bundle::wire::{Column, Role, SpokeReport};
 use barque_bundle::{
     BundleId, FilePath, HubEpoch, HubId, KeyId, PublicKey, Ranges, SeriesId, Sha256Digest, SpokeId,
@@ -12,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 
 /// The newest command version that this program applies; what it proposes has the lowest version
-/// that knows it. Version 2 added `Describe`.
-pub const VERSION: u8 = 2;
+/// that knows it. Version 2 added `Describe`, version 3 imports.
+pub const VERSION: u8 = 3;
 /// Most operations of one batch.
 pub const BATCH_OPERATIONS_MAX: usize = 1_000;
 /// Most bytes of one batch, before the fields that stand once.
@@ -33,15 +34,44 @@ pub enum Command {
     Enroll(Enroll),
     SetSpoke(SetSpoke),
     AddToken(AddToken),
-    RemoveToken { name: String },
-    RaiseStageFloor { node_id: u64, floor: u64 },
+    RemoveToken {
+        name: String,
+    },
+    RaiseStageFloor {
+        node_id: u64,
+        floor: u64,
+    },
     Batch(Batch),
     Describe(Describe),
+    ClaimImport(ClaimImport),
+    RenewClaim {
+        number: u64,
+    },
+    ReleaseClaim {
+        number: u64,
+    },
+    /// A node that starts holds no claim of before.
+    DropClaims {
+        node_id: u64,
+        before_start: u64,
+    },
+    RecordImport(RecordImport),
+    ApproveSpoke(ApproveSpoke),
 }
 
 impl Command {
     fn version(&self) -> u8 {
-        if matches!(self, Self::Describe(_)) { 2 } else { 1 }
+        match self {
+            Self::Describe(_) => 2,
+            Self::Batch(batch) if !batch.is_of_version_1() => 3,
+            Self::ClaimImport(_)
+            | Self::RenewClaim { .. }
+            | Self::ReleaseClaim { .. }
+            | Self::DropClaims { .. }
+            | Self::RecordImport(_)
+            | Self::ApproveSpoke(_) => 3,
+            _ => 1,
+        }
     }
 
     /// Whether it may register a file.
@@ -92,6 +122,54 @@ pub enum SpokeState {
     Removed,
 }
 
+/// A node asks to be the one that imports a bundle.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClaimImport {
+    pub spoke_id: SpokeId,
+    pub bundle_id: BundleId,
+    pub node_id: u64,
+    /// Which start of the node this is.
+    pub start_no: u64,
+    /// A claim that was not seen renewed for too long, to be taken over.
+    pub take_over: Option<u64>,
+}
+
+/// A bundle is imported to its end: it is not taken again while every entry stands.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RecordImport {
+    /// The claim under which it was imported; it ends with this.
+    pub claim: u64,
+    pub spoke_id: SpokeId,
+    pub bundle_id: BundleId,
+    pub node_id: u64,
+    pub label: Option<String>,
+    pub created_at: Timestamp,
+    pub counts: ImportCounts,
+    /// The bundles that were under way when this one was made.
+    pub in_transit: Vec<InTransit>,
+    /// Of the numbers in there that name no series.
+    pub series: SeriesId,
+}
+
+/// What an import came to, in files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportCounts {
+    pub files: u64,
+    pub bytes: u64,
+    pub committed: u64,
+    pub already_present: u64,
+    pub conflicts: u64,
+    pub refused: u64,
+    pub removed: u64,
+}
+
+/// A spoke whose key came on a drive or a paper, announced and enrolled at once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ApproveSpoke {
+    pub spoke_id: SpokeId,
+    pub public_key: PublicKey,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AddToken {
     pub name: String,
@@ -107,6 +185,29 @@ pub struct Batch {
     pub operations: Vec<Operation>,
 }
 
+impl BundleRef {
+    /// A bundle's part, of a header that was verified.
+    pub fn of(header: &Header, bytes: Vec<u8>, sig: Vec<u8>, claim: Option<u64>) -> Self {
+        Self {
+            bundle_id: header.bundle_id,
+            spoke_id: header.spoke_id.clone(),
+            key_id: header.key_id.clone(),
+            series: header.series,
+            header: bytes,
+            sig,
+            claim,
+        }
+    }
+}
+
+impl Batch {
+    fn is_of_version_1(&self) -> bool {
+        let states_drives =
+            |op: &Operation| matches!(op, Operation::CheckIn(c) if !c.in_transit.is_empty());
+        self.bundles.iter().all(|b| b.claim.is_none()) && !self.operations.iter().any(states_drives)
+    }
+}
+
 /// A bundle's part of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BundleRef {
@@ -118,6 +219,9 @@ pub struct BundleRef {
     pub header: Vec<u8>,
     #[serde(with = "bytes_form")]
     pub sig: Vec<u8>,
+    /// The claim of the import that it comes by; none on the wire.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<u64>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -189,6 +293,9 @@ pub struct CheckIn {
     pub replaces: Option<SeriesId>,
     pub answered: Ranges,
     pub report: SpokeReport,
+    /// Bundles that are on drives under way.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub in_transit: Vec<InTransit>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -199,6 +306,15 @@ pub enum Reply {
     Refused(CommandRefusal),
     /// Measurements that got a schema beside one they had.
     Described(Vec<SchemaChange>),
+    Claimed {
+        number: u64,
+    },
+    /// Another import has the bundle.
+    ClaimHeld {
+        number: u64,
+        node_id: u64,
+        claimed_at: Timestamp,
+    },
 }
 
 /// The first file that brought a further schema to a measurement.
@@ -224,6 +340,7 @@ pub enum CommandRefusal {
     NoSuchToken,
     NoSuchSpoke,
     SpokeRemoved,
+    ClaimLost,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -244,6 +361,8 @@ pub enum OperationReply {
     Unmet,
     /// The spoke or its key is not allowed to write.
     Dead,
+    /// Another import has taken the bundle over.
+    Fenced,
     Done,
     CheckedIn {
         seen: u64,
@@ -261,7 +380,14 @@ pub fn encode(envelope: &Envelope) -> Vec<u8> {
 
 /// The bytes of a reply that Raft carries.
 pub fn encode_reply(reply: &Reply) -> Vec<u8> {
-    versioned(if matches!(reply, Reply::Described(_)) { 2 } else { 1 }, reply)
+    let version = match reply {
+        Reply::Described(_) => 2,
+        Reply::Claimed { .. } | Reply::ClaimHeld { .. } => 3,
+        Reply::Refused(CommandRefusal::ClaimLost) => 3,
+        Reply::Batch(replies) if replies.contains(&OperationReply::Fenced) => 3,
+        _ => 1,
+    };
+    versioned(version, reply)
 }
 
 fn versioned<T: Serialize>(version: u8, value: &T) -> Vec<u8> {

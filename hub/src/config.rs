@@ -27,6 +27,10 @@ pub struct HubConfig {
     pub kept_bytes_per_spoke: u64,
     /// Longest silence inside a request body.
     pub body_idle: Duration,
+    /// Folders of this node below which a bundle may be named by its path.
+    pub import_dirs: Vec<PathBuf>,
+    /// Nothing but drives brings files: no spoke is let in over the network.
+    pub import_only: bool,
 }
 
 impl HubConfig {
@@ -44,6 +48,8 @@ impl HubConfig {
             requests_max: 512,
             kept_bytes_per_spoke: 64 << 30,
             body_idle: Duration::from_secs(60),
+            import_dirs: Vec::new(),
+            import_only: false,
         }
     }
 

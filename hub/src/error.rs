@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use barque_bundle::database::DatabaseError;
 pub use barque_bundle::error::chain;
+use barque_bundle::open::OpenError;
+use barque_bundle::wire::ImportRefusal;
 use barque_bundle::{ErrorKind, Timestamp, platform};
 use barque_raft::LogStoreError;
 
@@ -15,11 +17,19 @@ pub struct Refusal {
     pub code: &'static str,
     pub detail: Box<str>,
     pub hub_time: Option<Timestamp>,
-    pub max_entries: Option<usize>,
+    pub max_entries: Option<u32>,
     pub limit_bytes: Option<u64>,
     pub retry_after_ms: Option<u64>,
     /// Where an upload goes on.
     pub upload_offset: Option<u64>,
+    /// The other import that is in the way.
+    pub import: Option<Box<ImportRefusal>>,
+}
+
+impl From<OpenError> for Refusal {
+    fn from(e: OpenError) -> Self {
+        Self::new(e.kind(), e.code(), chain(&e))
+    }
 }
 
 impl Refusal {
@@ -37,6 +47,7 @@ impl Refusal {
             limit_bytes: None,
             retry_after_ms: retry.then_some(5_000),
             upload_offset: None,
+            import: None,
         }
     }
 }

@@ -6,6 +6,7 @@
 mod accept;
 mod api;
 pub mod body;
+mod bundle_import;
 mod changes;
 mod enroll;
 mod files;
@@ -45,6 +46,7 @@ use crate::hub::{Parts, public_url, tls_config};
 use crate::registry;
 use crate::tls;
 use accept::Limited;
+use routes::Spokes;
 
 /// Bytes that one stream may be ahead: hyper's default of 1 MiB starves long links.
 const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
@@ -62,7 +64,8 @@ enum Door {
 }
 
 fn router(parts: Arc<Parts>, door: Door) -> Router {
-    routes::api()
+    let is_import_only = parts.config.import_only && door == Door::Public;
+    routes::api(if is_import_only { Spokes::ByDrive } else { Spokes::Call })
         .into_router()
         .fallback(problem::not_found)
         .method_not_allowed_fallback(problem::method_not_allowed)

@@ -16,6 +16,7 @@ use crate::error::{Error, Refusal};
 use crate::gate::Gate;
 use crate::http;
 use crate::identity::Identity;
+use crate::import::{self, Imports};
 use crate::landing::Landing;
 use crate::ledger::Ledger;
 use crate::manifest::{Manifest, Readers, query};
@@ -43,6 +44,7 @@ pub struct Parts {
     pub ledger: Ledger,
     pub staging: Arc<Staging>,
     pub uploads: Arc<Uploads>,
+    pub imports: Imports,
     pub landing: Landing,
     pub node: Arc<Node>,
     pub proposer: Proposer,
@@ -130,6 +132,7 @@ impl Hub {
         let uploads =
             Uploads::new(&staging_folder, ledger.clone(), Arc::clone(&clock), kept_bytes_max);
         uploads.clean_up()?;
+        let imports = Imports::new(ledger.next_start()?, config.import_dirs.clone());
         let node = Arc::new(Node::start(log, manifest, Alone, config.data.clone())?);
         let proposer = Proposer::start(Arc::clone(&node), Arc::clone(&clock), &config.data);
         let promoted = watch::Sender::new(ledger.promotion_cursor()?);
@@ -146,6 +149,7 @@ impl Hub {
             ledger,
             staging,
             uploads: Arc::new(uploads),
+            imports,
             landing,
             node,
             proposer,
@@ -158,6 +162,7 @@ impl Hub {
             url: OnceLock::new(),
             epoch: OnceLock::new(),
         });
+        import::clean_up(&parts)?;
         let orphans = sweep::remove_orphans(&parts)?;
         if orphans > 0 {
             tracing::info!(orphans, "removed unfinished files from staging");
@@ -206,6 +211,7 @@ async fn work(parts: Arc<Parts>, tasks: Tasks, entropy: [u8; 10]) -> Result<(), 
     become_leader_and_apply(&parts).await?;
     let epoch = manifest_epoch(&parts, entropy).await?;
     let _ = parts.epoch.set(epoch);
+    import::drop_claims(&parts).await?;
     let promoter = Arc::new(Promoter {
         node_id: parts.identity.node_id,
         readers: parts.readers.clone(),

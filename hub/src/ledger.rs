@@ -1,5 +1,6 @@
 //! The node's own ledger in `node.db`: staged copies, promoted files, the promotion cursor.
 
+mod imports;
 mod uploads;
 
 use std::path::Path;
@@ -15,12 +16,13 @@ use crate::manifest::query::{digest, signed, unsigned};
 
 const KIND: Kind = Kind {
     schema: include_str!("ledger/schema.sql"),
-    migrations: &[include_str!("ledger/migrations/2.sql")],
+    migrations: &[include_str!("ledger/migrations/2.sql"), include_str!("ledger/migrations/3.sql")],
     synchronous: "FULL",
     journal_bytes: 16 << 20,
     busy_wait: Duration::from_secs(30),
 };
 
+pub use imports::{ImportFile, ImportKey};
 pub use uploads::{UploadBundle, UploadKey, UploadRow};
 
 /// A whole, synced file in staging.
@@ -49,6 +51,23 @@ pub struct Ledger(Arc<Mutex<Connection>>);
 
 fn wrap() -> impl FnOnce(rusqlite::Error) -> Error {
     Error::sql("node.db cannot be used")
+}
+
+fn insert_staged(c: &Connection, rows: &[StagedRow], at: Timestamp) -> rusqlite::Result<()> {
+    let mut insert = c.prepare_cached(
+        "INSERT INTO staged (stage_no, path, sha256, size_bytes, staged_at)
+         VALUES (?1, ?2, ?3, ?4, ?5)",
+    )?;
+    for row in rows {
+        insert.execute(params![
+            signed(row.stage_no),
+            row.landed,
+            row.sha256.as_bytes(),
+            signed(row.size_bytes),
+            at.unix_ms()
+        ])?;
+    }
+    Ok(())
 }
 
 impl Ledger {
@@ -87,6 +106,16 @@ impl Ledger {
         Ok(ceiling + 1)
     }
 
+    /// Which start of this node this is, from 1.
+    pub fn next_start(&self) -> Result<u64, Error> {
+        let mut c = self.lock();
+        let tx = c.transaction().map_err(wrap())?;
+        let start = Self::number(&tx, "starts").map_err(wrap())? + 1;
+        Self::set_number(&tx, "starts", start).map_err(wrap())?;
+        tx.commit().map_err(wrap())?;
+        Ok(start)
+    }
+
     /// The highest stage number that was ever reserved.
     pub fn stage_ceiling(&self) -> Result<u64, Error> {
         Self::number(&self.lock(), "stage_ceiling").map_err(wrap())
@@ -96,25 +125,7 @@ impl Ledger {
     pub fn record_staged(&self, rows: &[StagedRow], at: Timestamp) -> Result<(), Error> {
         let mut c = self.lock();
         let tx = c.transaction().map_err(wrap())?;
-        {
-            let mut insert = tx
-                .prepare_cached(
-                    "INSERT INTO staged (stage_no, path, sha256, size_bytes, staged_at)
-                     VALUES (?1, ?2, ?3, ?4, ?5)",
-                )
-                .map_err(wrap())?;
-            for row in rows {
-                insert
-                    .execute(params![
-                        signed(row.stage_no),
-                        row.landed,
-                        row.sha256.as_bytes(),
-                        signed(row.size_bytes),
-                        at.unix_ms()
-                    ])
-                    .map_err(wrap())?;
-            }
-        }
+        insert_staged(&tx, rows, at).map_err(wrap())?;
         tx.commit().map_err(wrap())
     }
 

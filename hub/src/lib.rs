@@ -14,6 +14,7 @@ pub mod gate;
 pub mod http;
 pub mod hub;
 pub mod identity;
+pub mod import;
 pub mod landing;
 pub mod ledger;
 pub mod manifest;

@@ -21,7 +21,10 @@ use crate::error::Error;
 
 const KIND: Kind = Kind {
     schema: include_str!("manifest/schema.sql"),
-    migrations: &[include_str!("manifest/migrations/2.sql")],
+    migrations: &[
+        include_str!("manifest/migrations/2.sql"),
+        include_str!("manifest/migrations/3.sql"),
+    ],
     // The log is purged only up to a checkpoint, so a lost tail is applied again.
     synchronous: "NORMAL",
     journal_bytes: 64 << 20,

@@ -4,7 +4,7 @@
 //! whole: sync, node.db, proposal, promotion. Each member stands alone and is settled also after
 //! the connection is gone. It keeps V1, V3, D1 and D2.
 
-mod admit;
+pub(crate) mod admit;
 mod stage;
 mod whole;
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 use barque_bundle::fault;
 use barque_bundle::receipt::{Answers, Draft};
 use barque_bundle::wire::{BundleLine, Stopped};
-use barque_bundle::{Entry, ErrorKind, Outcome, OutcomeLine, Receipt};
+use barque_bundle::{Entry, ErrorKind, Outcome, OutcomeLine, Receipt, SpokeId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::command::{BundleRef, Holder, Operation, OperationReply, Register};
@@ -43,7 +43,7 @@ pub struct Intake {
 }
 
 /// What the staging thread found for one member.
-enum Item {
+pub(crate) enum Item {
     /// Whole and hashed in staging, not yet synced.
     Staged { entry: Entry, slot: Slot },
     /// The manifest knows the path; `apply` says how.
@@ -97,7 +97,7 @@ async fn run(
     settler.finish(stopped).await;
 }
 
-fn log_and_refuse(e: &Error) -> Refusal {
+pub(crate) fn log_and_refuse(e: &Error) -> Refusal {
     if matches!(e.kind(), ErrorKind::Internal | ErrorKind::Full) || !matches!(e, Error::Refused(_))
     {
         tracing::error!(error = %e.told(), "a bundle was not taken whole");
@@ -152,22 +152,11 @@ impl Settler {
             }
         }
         self.make_durable(slots, staged).await?;
-        let bundle = Some(Arc::clone(&self.bundle));
-        let replies = self.parts.proposer.operations(bundle, operations).await?;
-        if replies.iter().any(|r| matches!(r, OperationReply::Dead)) {
-            return Err(Refusal::new(
-                ErrorKind::Forbidden,
-                "spoke_disabled",
-                "this spoke or its key may not write to the hub any more",
-            ));
+        let operations = operations.into_iter().zip(asked).collect();
+        for line in agree(&self.parts, &self.bundle, operations).await? {
+            self.tell(line);
         }
-        self.await_promotion(&replies).await?;
-        let answers: Vec<_> = asked
-            .into_iter()
-            .zip(replies)
-            .filter_map(|(asked, reply)| asked.map(|(entry, is_mine)| (entry, is_mine, reply)))
-            .collect();
-        self.tell_agreed(answers).await
+        Ok(())
     }
 
     fn staged_row(&self, entry: &Entry, stage_no: u64) -> StagedRow {
@@ -200,59 +189,6 @@ impl Settler {
         });
         let done = done.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
         done.map_err(|e| log_and_refuse(&e))
-    }
-
-    async fn await_promotion(&self, replies: &[OperationReply]) -> Result<(), Refusal> {
-        let position = replies.iter().filter_map(|r| match r {
-            OperationReply::Registered { position, .. }
-            | OperationReply::AlreadyPresent { position, .. } => Some(*position),
-            _ => None,
-        });
-        let Some(position) = position.max() else {
-            return Ok(());
-        };
-        let mut promoted = self.parts.promoted.clone();
-        let reached = promoted.wait_for(|p| *p >= position);
-        match tokio::time::timeout(PROMOTION_WAIT, reached).await {
-            Ok(Ok(_)) => Ok(()),
-            _ => Err(Refusal::new(
-                ErrorKind::Unknown,
-                "promotion_late",
-                "the files are kept but not visible yet; the next push hears of them",
-            )),
-        }
-    }
-
-    /// Lines for what was agreed; a copy of ours that is not visible yet gets none this time.
-    async fn tell_agreed(
-        &mut self,
-        answers: Vec<(Entry, bool, OperationReply)>,
-    ) -> Result<(), Refusal> {
-        let parts = Arc::clone(&self.parts);
-        let spoke = self.bundle.spoke_id.clone();
-        let lines = tokio::task::spawn_blocking(move || -> Result<Vec<OutcomeLine>, Error> {
-            let mut lines = Vec::with_capacity(answers.len());
-            for (entry, is_mine, reply) in answers {
-                let Some(mut line) = line_of(&entry, &reply) else {
-                    continue;
-                };
-                let landed = barque_bundle::wire::landed(&spoke, &entry.path);
-                if line.outcome == Outcome::Conflict {
-                    let theirs = parts.readers.read(|c| query::lookup(c, &landed))?;
-                    line.detail = theirs.map(|row| row.story());
-                }
-                let must_show = is_mine && line.outcome.is_held();
-                if !must_show || parts.ledger.is_promoted(&landed, &entry.sha256)? {
-                    lines.push(line);
-                }
-            }
-            Ok(lines)
-        });
-        let lines = lines.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
-        for line in lines.map_err(|e| log_and_refuse(&e))? {
-            self.tell(line);
-        }
-        Ok(())
     }
 
     fn tell(&mut self, line: OutcomeLine) {
@@ -300,7 +236,85 @@ impl Settler {
     }
 }
 
-fn register(entry: &Entry, holder: Option<Holder>) -> Operation {
+/// An operation, and the file whose line it leads to; whether this node staged it for that.
+pub(crate) type Asked = (Operation, Option<(Entry, bool)>);
+
+/// Gets operations of a bundle agreed on and waits until their files are visible; a line for each
+/// that was asked for. A copy of ours that is not visible yet gets none this time.
+pub(crate) async fn agree(
+    parts: &Arc<Parts>,
+    bundle: &Arc<BundleRef>,
+    asked: Vec<Asked>,
+) -> Result<Vec<OutcomeLine>, Refusal> {
+    let (operations, asked): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
+    let replies = parts.proposer.operations(Some(Arc::clone(bundle)), operations).await?;
+    if replies.iter().any(|r| matches!(r, OperationReply::Dead)) {
+        return Err(Refusal::new(
+            ErrorKind::Forbidden,
+            "spoke_disabled",
+            "this spoke or its key may not write to the hub any more",
+        ));
+    }
+    if replies.iter().any(|r| matches!(r, OperationReply::Fenced)) {
+        let detail = "another node has taken this import over; what was registered stands";
+        return Err(Refusal::new(ErrorKind::Conflict, "import_taken_over", detail));
+    }
+    await_promotion(parts, &replies).await?;
+    let answers = asked.into_iter().zip(replies);
+    let answers = answers
+        .filter_map(|(asked, reply)| asked.map(|(entry, is_mine)| (entry, is_mine, reply)))
+        .collect();
+    let (parts, spoke) = (Arc::clone(parts), bundle.spoke_id.clone());
+    let lines = tokio::task::spawn_blocking(move || agreed_lines(&parts, &spoke, answers));
+    let lines = lines.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
+    lines.map_err(|e| log_and_refuse(&e))
+}
+
+async fn await_promotion(parts: &Parts, replies: &[OperationReply]) -> Result<(), Refusal> {
+    let position = replies.iter().filter_map(|r| match r {
+        OperationReply::Registered { position, .. }
+        | OperationReply::AlreadyPresent { position, .. } => Some(*position),
+        _ => None,
+    });
+    let Some(position) = position.max() else {
+        return Ok(());
+    };
+    let mut promoted = parts.promoted.clone();
+    let reached = promoted.wait_for(|p| *p >= position);
+    match tokio::time::timeout(PROMOTION_WAIT, reached).await {
+        Ok(Ok(_)) => Ok(()),
+        _ => Err(Refusal::new(
+            ErrorKind::Unknown,
+            "promotion_late",
+            "the files are kept but not visible yet; the next push hears of them",
+        )),
+    }
+}
+
+fn agreed_lines(
+    parts: &Parts,
+    spoke: &SpokeId,
+    answers: Vec<(Entry, bool, OperationReply)>,
+) -> Result<Vec<OutcomeLine>, Error> {
+    let mut lines = Vec::with_capacity(answers.len());
+    for (entry, is_mine, reply) in answers {
+        let Some(mut line) = line_of(&entry, &reply) else {
+            continue;
+        };
+        let landed = barque_bundle::wire::landed(spoke, &entry.path);
+        if line.outcome == Outcome::Conflict {
+            let theirs = parts.readers.read(|c| query::lookup(c, &landed))?;
+            line.detail = theirs.map(|row| row.story());
+        }
+        let must_show = is_mine && line.outcome.is_held();
+        if !must_show || parts.ledger.is_promoted(&landed, &entry.sha256)? {
+            lines.push(line);
+        }
+    }
+    Ok(lines)
+}
+
+pub(crate) fn register(entry: &Entry, holder: Option<Holder>) -> Operation {
     Operation::Register(Register {
         bundle: 0,
         path: entry.path.clone(),

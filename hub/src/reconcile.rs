@@ -10,8 +10,8 @@ use barque_bundle::wire::{
     RefusedLine, WireEntry,
 };
 use barque_bundle::{
-    ErrorKind, FilePath, LandedName, Outcome, OutcomeLine, Ranges, Receipt, SeriesId, Sha256Digest,
-    SpokeId, Timestamp,
+    BundleId, ErrorKind, FilePath, LandedName, Outcome, OutcomeLine, Ranges, Receipt, SeriesId,
+    Sha256Digest, SpokeId, Timestamp,
 };
 use rusqlite::Connection;
 
@@ -29,6 +29,8 @@ const WANTED_MAX: u32 = 1000;
 
 /// Ranges of void numbers in one request; a spoke states them merged.
 const VOID_RANGES_MAX: usize = 10_000;
+/// Bundles under way, and ranges of their numbers, in one request; a spoke states fewer.
+const IN_TRANSIT_RANGES_MAX: usize = 40_000;
 /// Characters of a spoke's version that are kept.
 const VERSION_MAX: usize = 64;
 
@@ -89,6 +91,7 @@ pub async fn reconcile(
             false => Ranges::from_numbers(sorted.answered.clone()),
         },
         report,
+        in_transit: request.in_transit.clone(),
     });
     let replies = parts.proposer.operations(None, vec![check_in]).await?;
     let (seen, forked) = match replies.into_iter().next() {
@@ -108,13 +111,16 @@ pub async fn reconcile(
     };
     let forked = fork(caller, series, forked);
     let spoke = caller.spoke_id.clone();
-    let (wanted, position) = parts
+    let under_way: Vec<_> = request.in_transit.iter().map(|b| b.bundle_id).collect();
+    let (wanted, arrived, position) = parts
         .readers
         .read_async(move |c| {
-            Ok((query::wanted(c, &spoke, WANTED_MAX)?, query::counter(c, "position")?))
+            let wanted = query::wanted(c, &spoke, WANTED_MAX)?;
+            let arrived = query::arrived(c, &spoke, under_way.into_iter())?;
+            Ok((wanted, arrived, query::counter(c, "position")?))
         })
         .await?;
-    let said = Said { wanted, seen, forked, position };
+    let said = Said { wanted, arrived, seen, forked, position };
     Ok(answer(parts, caller, sorted, body_sha256, said))
 }
 
@@ -139,7 +145,12 @@ fn require_size(request: &ReconcileRequest) -> Result<(), Refusal> {
             request.entries.len()
         );
         let refusal = Refusal::new(ErrorKind::TooLarge, "too_many_entries", detail);
-        return Err(Refusal { max_entries: Some(RECONCILE_ENTRIES_MAX), ..refusal });
+        return Err(Refusal { max_entries: u32::try_from(RECONCILE_ENTRIES_MAX).ok(), ..refusal });
+    }
+    let ranges = request.in_transit.iter().map(|b| b.seqs.as_slice().len() + 1).sum::<usize>();
+    if ranges > IN_TRANSIT_RANGES_MAX {
+        let detail = format!("at most {IN_TRANSIT_RANGES_MAX} ranges of numbers may be under way");
+        return Err(Refusal::new(ErrorKind::TooLarge, "too_many_in_transit", detail));
     }
     if request.voids.as_slice().len() > VOID_RANGES_MAX {
         let detail = format!("at most {VOID_RANGES_MAX} ranges of void numbers are taken at once");
@@ -180,6 +191,7 @@ fn kept(
 /// What an answer says beside the entries.
 struct Said {
     wanted: Vec<Wanted>,
+    arrived: Vec<BundleId>,
     seen: u64,
     forked: Option<SeriesId>,
     position: u64,
@@ -190,7 +202,7 @@ fn answer(
     caller: &Caller,
     sorted: Sorted,
     body_sha256: Sha256Digest,
-    Said { wanted, seen, forked, position }: Said,
+    Said { wanted, arrived, seen, forked, position }: Said,
 ) -> ReconcileResponse {
     let hub_time = (parts.clock)();
     let hub_epoch = parts.epoch();
@@ -226,6 +238,7 @@ fn answer(
         refused: sorted.refused,
         kept: sorted.kept,
         wanted,
+        arrived,
         seen,
         forked,
         hub_time,

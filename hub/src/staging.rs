@@ -76,6 +76,12 @@ impl Staging {
         numbers.open.first().copied().unwrap_or(numbers.next) - 1
     }
 
+    /// Keeps the node's floor down as long as the slot lives, for work of many files.
+    pub fn hold(self: &Arc<Self>) -> Result<Slot, Error> {
+        let stage_no = self.open_number()?;
+        Ok(Slot { staging: Arc::clone(self), stage_no, is_kept: false })
+    }
+
     /// A new, empty file to write and hash into; it is deleted unless its slot is kept.
     pub fn begin(self: &Arc<Self>) -> Result<Incoming, Error> {
         let stage_no = self.open_number()?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::command::Command;
 use crate::error::{Error, Refusal, chain};
 use crate::hub::Parts;
+use crate::import;
 use crate::manifest::query;
 use crate::promote::Promoter;
 
@@ -52,7 +53,8 @@ fn delete_below(parts: &Parts, floor: u64) -> Result<u64, Error> {
             let named = parts.readers.read(|c| {
                 query::names_stage(c, parts.identity.node_id, &row.landed, row.stage_no)
             })?;
-            if !named {
+            let since = (parts.clock)().plus_ms(-import::NOTES_MS);
+            if !named && !parts.ledger.is_of_import(row.stage_no, since)? {
                 let path = parts.staging.path(row.stage_no);
                 parts.staging.remove(row.stage_no).map_err(Error::io("cannot remove", path))?;
                 parts.ledger.forget_staged(row.stage_no)?;
@@ -81,6 +83,12 @@ pub async fn once(parts: &Arc<Parts>, promoter: &Arc<Promoter>, floor: u64) {
     match swept.await {
         Ok(Ok(())) => {}
         Ok(Err(e)) => tracing::error!(error = %chain(&e), "partial uploads are not swept"),
+        Err(e) => tracing::error!(error = %e, "a sweeping thread ended badly"),
+    }
+    let sweeping = Arc::clone(parts);
+    match tokio::task::spawn_blocking(move || import::sweep(&sweeping)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::error!(error = %chain(&e), "old imports are not swept"),
         Err(e) => tracing::error!(error = %e, "a sweeping thread ended badly"),
     }
     let promoter = Arc::clone(promoter);

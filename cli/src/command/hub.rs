@@ -1,6 +1,8 @@
 //! `barque hub ...`.
 
 mod files;
+mod history;
+mod import;
 mod init;
 mod schemas;
 mod serve;
@@ -18,6 +20,8 @@ pub async fn run(context: &Context, verb: HubVerb) -> anyhow::Result<u8> {
     match verb {
         HubVerb::Init(args) => init::run(context, args),
         HubVerb::Serve(args) => serve::run(context, args).await,
+        HubVerb::Import(args) => import::run(context, args).await,
+        HubVerb::History(args) => history::run(context, args).await,
         HubVerb::Spoke { verb } => spoke::run(context, verb).await,
         HubVerb::Token { verb } => token::run(context, verb).await,
         HubVerb::Files(args) => files::run(context, args).await,

@@ -44,7 +44,7 @@ const fn optional(
     Key { file, name, environment, default: "", example, says }
 }
 
-pub const KEYS: [Key; 26] = [
+pub const KEYS: [Key; 28] = [
     key(
         File::Barque,
         "spoke.state",
@@ -79,6 +79,20 @@ pub const KEYS: [Key; 26] = [
         None,
         "\"/srv/landing\"",
         "Where files land, DATA/landing unless set; its staging folder is DIR.staging beside it.",
+    ),
+    key(
+        File::Barque,
+        "hub.import.allowed_dirs",
+        None,
+        "[]",
+        "Folders of this machine below which hub import --on-node may name a bundle (--allow-dir).",
+    ),
+    key(
+        File::Barque,
+        "hub.import.only",
+        Some("BARQUE_IMPORT_ONLY"),
+        "false",
+        "Take files by drive alone: nothing that spokes call is served to the network.",
     ),
     key(File::Barque, "hub.limits.streams", None, "64", "Bodies taken at once; one more gets 429."),
     key(File::Barque, "hub.limits.streams_per_spoke", None, "8", "The same of one spoke."),

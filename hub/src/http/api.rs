@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn the_description_is_whole_every_reference_resolves_and_every_id_is_one() {
-        let document = super::super::routes::api().document();
+        let document = super::super::routes::api(super::super::routes::Spokes::Call).document();
         let mut found = Vec::new();
         references(&document, &mut found);
         assert!(found.len() > 20);

@@ -34,10 +34,11 @@ pub fn respond(refusal: &Refusal) -> Response {
         code: refusal.code.to_owned(),
         detail: refusal.detail.to_string(),
         hub_time: refusal.hub_time,
-        max_entries: refusal.max_entries,
+        max_entries: refusal.max_entries.and_then(|n| usize::try_from(n).ok()),
         limit_bytes: refusal.limit_bytes,
         retry_after_ms: refusal.retry_after_ms,
         upload_offset: refusal.upload_offset,
+        import: refusal.import.clone(),
     };
     let json = serde_json::to_vec(&body).unwrap_or_default();
     let mut response = (status, json).into_response();

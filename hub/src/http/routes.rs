@@ -4,12 +4,27 @@ use barque_bundle::stream;
 use barque_bundle::wire::{self, Role};
 
 use super::api::{Api, Operation, Who};
-use super::{changes, enroll, files, metrics, schemas, status, sync, sync_spokes, tokens, uploads};
+use super::{
+    bundle_import, changes, enroll, files, metrics, schemas, status, sync, sync_spokes, tokens,
+    uploads,
+};
+
+/// How spokes come to a hub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spokes {
+    Call,
+    /// By drive alone: there is nothing here that they could call.
+    ByDrive,
+}
 
 /// Every call that the hub takes.
-pub fn api() -> Api {
+pub fn api(spokes: Spokes) -> Api {
     let reader = Who::Role(Role::Reader);
-    operator_api(upload_api(spoke_api(Api::default())))
+    let api = match spokes {
+        Spokes::Call => upload_api(spoke_api(Api::default())),
+        Spokes::ByDrive => Api::default(),
+    };
+    import_api(operator_api(api))
         .on(
             Operation::get(wire::FILES, "listFiles", reader, "A page of landed files by name.")
                 .query::<files::ListQuery>()
@@ -104,6 +119,71 @@ fn upload_api(api: Api) -> Api {
     .on(
         Operation::delete(UPLOAD, "cancelUpload", Who::Spoke, "Gives an upload up."),
         uploads::cancel,
+    )
+}
+
+/// Drives, for operators, and what became of them, for readers.
+fn import_api(api: Api) -> Api {
+    const JOB: &str = "/api/v1/bundle-import/jobs/{id}";
+    let (reader, operator) = (Who::Role(Role::Reader), Who::Role(Role::Operator));
+    api.on(
+        Operation::post(wire::IMPORT, "importBundle", operator, "Takes a bundle from a drive.")
+            .query::<bundle_import::ImportQuery>()
+            .takes_bytes("application/x-tar")
+            .gives::<wire::ImportJob>(),
+        bundle_import::start,
+    )
+    .on(
+        Operation::post(
+            "/api/v1/bundle-import/check",
+            "checkBundle",
+            operator,
+            "Says whether a bundle with this head would be taken.",
+        )
+        .takes::<wire::ImportCheck>()
+        .gives_bytes("application/json"),
+        bundle_import::check,
+    )
+    .on(
+        Operation::get(JOB, "showImport", operator, "How far an import is.")
+            .gives::<wire::ImportJob>(),
+        bundle_import::job,
+    )
+    .on(
+        Operation::delete(JOB, "cancelImport", operator, "Ends an import; what landed stays.")
+            .gives::<wire::ImportJob>(),
+        bundle_import::cancel,
+    )
+    .on(
+        Operation::get(
+            "/api/v1/bundle-import/jobs/{id}/receipt",
+            "readImportReceipt",
+            operator,
+            "The signed receipt of an import, as a tar.",
+        )
+        .gives_bytes("application/x-tar"),
+        bundle_import::job_receipt,
+    )
+    .on(
+        Operation::get(
+            "/api/v1/bundle-import/receipts/{spoke_id}/{bundle_id}",
+            "readBundleReceipt",
+            operator,
+            "The signed receipt of a bundle, as long as the node keeps it.",
+        )
+        .gives_bytes("application/x-tar"),
+        bundle_import::receipt,
+    )
+    .on(
+        Operation::get(
+            "/api/v1/bundle-import/history/{spoke_id}",
+            "importHistory",
+            reader,
+            "What was imported of a spoke, newest first, and what has not arrived.",
+        )
+        .query::<bundle_import::HistoryQuery>()
+        .gives::<wire::ImportHistory>(),
+        bundle_import::history,
     )
 }
 

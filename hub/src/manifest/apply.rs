@@ -1,10 +1,12 @@
 //! What each replicated command does to the manifest: pure decisions over its rows (A1).
 
 mod add_spoke;
+mod approve_spoke;
 mod batch;
 mod check_in;
 mod describe;
 mod enroll;
+mod import;
 mod register;
 mod set_spoke;
 mod token;
@@ -32,6 +34,14 @@ pub fn apply(c: &Connection, envelope: &Envelope) -> rusqlite::Result<Reply> {
         Command::RaiseStageFloor { node_id, floor } => raise_stage_floor(c, *node_id, *floor),
         Command::Batch(command) => batch::apply(c, command, at),
         Command::Describe(command) => describe::apply(c, command),
+        Command::ClaimImport(command) => import::claim(c, command, at),
+        Command::RenewClaim { number } => import::renew(c, *number),
+        Command::ReleaseClaim { number } => import::release(c, *number),
+        Command::DropClaims { node_id, before_start } => {
+            import::drop_claims(c, *node_id, *before_start)
+        }
+        Command::RecordImport(command) => import::record(c, command, at),
+        Command::ApproveSpoke(command) => approve_spoke::apply(c, command, at),
     }
 }
 

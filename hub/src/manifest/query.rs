@@ -8,8 +8,10 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use crate::error::Error;
 
+mod imports;
 mod schemas;
 
+pub use imports::{arrived, claim, has_claims, imported, imports, not_arrived};
 pub use schemas::{SchemasPage, columns, schemas, undescribed, undescribed_count};
 
 fn wrap() -> impl FnOnce(rusqlite::Error) -> Error {

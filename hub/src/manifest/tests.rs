@@ -139,6 +139,7 @@ fn bundle_ref(name: &str, bundle: u8) -> BundleRef {
         series: series(1),
         header: vec![1],
         sig: vec![2],
+        claim: None,
     }
 }
 
@@ -165,6 +166,7 @@ fn check_in(name: &str, series_no: u8, seq_head: u64, answered: Vec<u64>) -> Che
         replaces: None,
         answered: Ranges::from_numbers(answered),
         report: SpokeReport::default(),
+        in_transit: Vec::new(),
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) fn verify(parts: &Parts, caller: &Caller, preamble: &Preamble) -> Res
 }
 
 /// What becomes of a file without its bytes; none when they are needed.
-pub(super) fn decided(
+pub(crate) fn decided(
     parts: &Parts,
     spoke: &SpokeId,
     entry: &Entry,
@@ -87,7 +87,7 @@ pub(super) fn decided(
 }
 
 /// The door rule on a whole file: why it is refused, if it is.
-pub(super) fn judge(path: &Path, entry: &Entry) -> Result<Option<Item>, Error> {
+pub(crate) fn judge(path: &Path, entry: &Entry) -> Result<Option<Item>, Error> {
     let judged = platform::open_regular(path)
         .map_err(door::DoorError::from)
         .and_then(|mut file| door::check(&mut file));
@@ -146,7 +146,7 @@ pub(super) fn refuse_stream(e: StreamError) -> Error {
     match &e {
         StreamError::TooManyEntries(_) => {
             let refusal = Refusal::new(e.kind(), e.code(), e.to_string());
-            let max = usize::try_from(STREAM_ENTRIES_MAX).ok();
+            let max = u32::try_from(STREAM_ENTRIES_MAX).ok();
             Refusal { max_entries: max, ..refusal }.into()
         }
         StreamError::Archive(ArchiveError::Io(source)) => {

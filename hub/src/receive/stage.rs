@@ -38,14 +38,7 @@ impl Stager {
         reader.expect_entries(&preamble).map_err(refuse_stream)?;
         let reserved =
             Reserved::take(&self.parts, &preamble.header.spoke_id, preamble.header.total_bytes)?;
-        let verified = BundleRef {
-            bundle_id: preamble.header.bundle_id,
-            spoke_id: preamble.header.spoke_id.clone(),
-            key_id: preamble.header.key_id.clone(),
-            series: preamble.header.series,
-            header: preamble.header_bytes,
-            sig: preamble.sig,
-        };
+        let verified = BundleRef::of(&preamble.header, preamble.header_bytes, preamble.sig, None);
         if bundle.send(verified).is_err() {
             return Ok(());
         }

@@ -41,14 +41,7 @@ pub async fn open(
         .verify_entries(&preamble.entries_jsonl, std::slice::from_ref(&entry))
         .map_err(refuse)?;
     let entries_digest = preamble.header.entries_digest;
-    let bundle = BundleRef {
-        bundle_id: preamble.header.bundle_id,
-        spoke_id: preamble.header.spoke_id.clone(),
-        key_id: preamble.header.key_id.clone(),
-        series: preamble.header.series,
-        header: preamble.header_bytes,
-        sig: preamble.sig,
-    };
+    let bundle = BundleRef::of(&preamble.header, preamble.header_bytes, preamble.sig, None);
     let upload = UploadBundle { bundle, entry, entries_digest };
     Ok(match decide(parts, &upload).await? {
         None => Verdict::Needed(Box::new(upload)),

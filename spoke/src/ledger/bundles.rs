@@ -16,8 +16,9 @@ use crate::error::Error;
 
 /// Bundles that a header or a check-in names at the most, newest first.
 const IN_TRANSIT_MAX: u32 = 500;
-/// Ranges of numbers that are kept of one bundle.
-const RANGES_MAX: usize = 500;
+/// Ranges of numbers that are told of one bundle; of more, only the first and the last number, since
+/// a hub subtracts what it has answered.
+const RANGES_MAX: usize = 40;
 
 /// Where a bundle stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -232,9 +233,7 @@ impl Ledger {
         now: Timestamp,
     ) -> Result<(), Error> {
         let (hub, bundle) = (hub_id.to_string(), bundle_id.to_string());
-        let kept: Vec<(u64, u64)> =
-            sealed.seqs.as_slice().iter().take(RANGES_MAX).copied().collect();
-        let seqs = serde_json::to_string(&Ranges::from_ranges(kept)).unwrap_or_default();
+        let seqs = serde_json::to_string(&told(&sealed.seqs)).unwrap_or_default();
         self.transaction(|c| {
             c.execute(
                 "UPDATE files SET state = 'exported', since = ?3
@@ -421,6 +420,15 @@ impl Ledger {
             }
             Ok(applied)
         })
+    }
+}
+
+fn told(seqs: &Ranges) -> Ranges {
+    match seqs.as_slice() {
+        [(lo, _), .., (_, hi)] if seqs.as_slice().len() > RANGES_MAX => {
+            Ranges::from_ranges(vec![(*lo, *hi)])
+        }
+        _ => seqs.clone(),
     }
 }
 

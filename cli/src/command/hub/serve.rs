@@ -16,7 +16,11 @@ pub async fn run(context: &Context, args: HubServeArgs) -> anyhow::Result<u8> {
     if let Err(e) = barque_bundle::platform::raise_open_files() {
         tracing::warn!(error = %e, "the limit of open files stays as it is");
     }
-    let config = context.file.hub(args.data.data, args.listen, args.plain);
+    let mut config = context.file.hub(args.data.data, args.listen, args.plain);
+    if !args.allow_dir.is_empty() {
+        config.import_dirs = args.allow_dir;
+    }
+    config.import_only = args.import_only.unwrap_or(config.import_only);
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let mut hung_up = signal(SignalKind::hangup())?;

@@ -5,29 +5,31 @@ use std::collections::BTreeMap;
 use barque_bundle::{Ranges, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
-use super::{check_in, register};
+use super::{check_in, import, register};
 use crate::command::{Batch, BundleRef, Operation, OperationReply, Reply};
 use crate::manifest::query::signed;
 
 pub fn apply(c: &Connection, batch: &Batch, at: Timestamp) -> rusqlite::Result<Reply> {
     let mut bundles = Vec::with_capacity(batch.bundles.len());
     for bundle in &batch.bundles {
-        let alive = is_live(c, bundle.spoke_id.as_str(), bundle.key_id.as_str())?;
-        bundles.push(Open { bundle, alive, registered: 0, bytes: 0, answered: Vec::new() });
+        let barred = bar(c, bundle)?;
+        bundles.push(Open { bundle, barred, registered: 0, bytes: 0, answered: Vec::new() });
     }
     let mut replies = Vec::with_capacity(batch.operations.len());
     for operation in &batch.operations {
         replies.push(match operation {
             Operation::Register(op) => match bundles.get_mut(op.bundle as usize) {
-                Some(open) if open.alive => register::apply(c, op, open, at)?,
-                _ => OperationReply::Dead,
+                Some(Open { barred: Some(reply), .. }) => reply.clone(),
+                Some(open) => register::apply(c, op, open, at)?,
+                None => OperationReply::Dead,
             },
             Operation::Answer { bundle, seq } => match bundles.get_mut(*bundle as usize) {
-                Some(open) if open.alive => {
+                Some(Open { barred: Some(reply), .. }) => reply.clone(),
+                Some(open) => {
                     open.answered.push(*seq);
                     OperationReply::Done
                 }
-                _ => OperationReply::Dead,
+                None => OperationReply::Dead,
             },
             Operation::CheckIn(op) => check_in::apply(c, op, at)?,
         });
@@ -39,11 +41,23 @@ pub fn apply(c: &Connection, batch: &Batch, at: Timestamp) -> rusqlite::Result<R
 /// A bundle while its operations are applied.
 pub(super) struct Open<'a> {
     pub bundle: &'a BundleRef,
-    alive: bool,
+    /// Why nothing of it is taken.
+    barred: Option<OperationReply>,
     pub registered: i64,
     pub bytes: i64,
     /// Numbers that are answered for good.
     pub answered: Vec<u64>,
+}
+
+/// Why a bundle's operations are refused, if they are: judged here, so that it is exact.
+fn bar(c: &Connection, bundle: &BundleRef) -> rusqlite::Result<Option<OperationReply>> {
+    if !is_live(c, bundle.spoke_id.as_str(), bundle.key_id.as_str())? {
+        return Ok(Some(OperationReply::Dead));
+    }
+    let Some(claim) = bundle.claim else { return Ok(None) };
+    let id = bundle.bundle_id.to_string();
+    let is_held = import::is_held(c, bundle.spoke_id.as_str(), &id, claim)?;
+    Ok((!is_held).then_some(OperationReply::Fenced))
 }
 
 /// Whether the key may write for the spoke: judged here, so that it is exact.

@@ -4,6 +4,7 @@ use barque_bundle::Timestamp;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::batch::{add_ranges, is_live};
+use super::import;
 use crate::command::{CheckIn, OperationReply};
 use crate::manifest::query::{signed, unsigned};
 
@@ -54,6 +55,7 @@ pub fn apply(c: &Connection, op: &CheckIn, at: Timestamp) -> rusqlite::Result<Op
     if let Some(old) = &op.replaces {
         replace(c, spoke, &old.to_string(), &series)?;
     }
+    import::state_in_transit(c, spoke, &op.in_transit, op.series, at)?;
     add_ranges(c, spoke, &series, &op.voids)?;
     add_ranges(c, spoke, &series, &op.answered)?;
     Ok(OperationReply::CheckedIn { seen, recorded: true, forked })
