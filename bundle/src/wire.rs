@@ -25,6 +25,7 @@ pub const RECONCILE: &str = "/api/v1/sync/reconcile";
 pub const BUNDLES: &str = "/api/v1/sync/bundles";
 pub const UPLOADS: &str = "/api/v1/sync/uploads";
 pub const ENROLL: &str = "/api/v1/enroll";
+pub const ENROLL_OFFLINE: &str = "/api/v1/enroll/offline";
 pub const SPOKES: &str = "/api/v1/sync-spokes";
 pub const TOKENS: &str = "/api/v1/tokens";
 pub const FILES: &str = "/api/v1/files";

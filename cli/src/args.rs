@@ -64,7 +64,7 @@ pub enum Command {
     Passes(PassesArgs),
     /// Make this machine a spoke of a hub
     #[command(
-        after_help = "Example:\n  barque enroll \"$TOKEN\" --state ./rocket --source ./telemetry\n  ssh hub barque hub spoke add rocket-01 | barque enroll - --state ./rocket --source ./telemetry"
+        after_help = "Example:\n  barque enroll \"$TOKEN\" --state ./rocket --source ./telemetry\n  ssh hub barque hub spoke add rocket-01 | barque enroll - --state ./rocket --source ./telemetry\nwithout a network, with a file there and one back:\n  barque enroll --offline submarine-01 --state ./submarine --source ./telemetry\n  barque enroll submarine-01.grant.json --state ./submarine"
     )]
     Enroll(EnrollArgs),
     /// Carry files on drives, where no network is
@@ -172,8 +172,15 @@ pub struct PassesArgs {
 
 #[derive(ClapArgs, Debug)]
 pub struct EnrollArgs {
-    /// The one-time token that `barque hub spoke add` printed; `-` reads it from stdin
+    /// The one-time token that `barque hub spoke add` printed, or the grant file that came back;
+    /// `-` reads either from stdin. With --offline: the spoke's name
     pub token: String,
+    /// Without a network: write a request file, for `barque hub spoke approve` on the hub
+    #[arg(long, conflicts_with = "new_identity")]
+    pub offline: bool,
+    /// Where the request goes [default: ./NAME.request.json; `-` is stdout]
+    #[arg(long, value_name = "FILE", requires = "offline")]
+    pub out: Option<PathBuf>,
     #[command(flatten)]
     pub state: StateArgs,
     /// The tree of Parquet files to ship; it is only read

@@ -30,6 +30,18 @@ pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Writes a value as JSON to a file, or to stdout when that is `-`; true when it was stdout.
+pub fn file(to: &std::path::Path, value: &impl Serialize) -> anyhow::Result<bool> {
+    let text = serde_json::to_string_pretty(value)?;
+    if to.as_os_str() == "-" {
+        line(&text);
+        return Ok(true);
+    }
+    std::fs::write(to, text + "\n")
+        .map_err(|e| anyhow::Error::new(e).context(format!("cannot write {}", to.display())))?;
+    Ok(false)
+}
+
 /// Prints a value as JSON on one line.
 pub fn json_line(value: &impl Serialize) {
     line(&serde_json::to_string(value).unwrap_or_default());

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use barque_bundle::wire::{EnrollRequest, EnrollResponse, EnrollToken};
-use barque_bundle::{SecretKey, SeriesId, platform};
+use barque_bundle::wire::{EnrollRequest, EnrollResponse, EnrollToken, Grant, OfflineRequest};
+use barque_bundle::{SecretKey, SeriesId, SpokeId, platform};
 
 use crate::config::{HubEntry, SpokeConfig, StateFolder};
 use crate::edge::Edge;
@@ -49,7 +49,7 @@ async fn enroll_at_hub(
     platform::create_folders_durably(state.path(), 0o700)
         .map_err(Error::io("cannot make the state folder", state.path()))?;
     let _lock = Lock::take(state, edge.now())?;
-    let identity = identity_for(state, &token, who, edge)?;
+    let identity = identity_for(state, &token.spoke, who, edge)?;
     // Before the call: a key that the hub took must not be lost with a crash.
     identity.save_as(match who {
         Who::AsBefore => state.identity(),
@@ -76,45 +76,103 @@ async fn enroll_at_hub(
     Ok(answer)
 }
 
+/// Makes this machine a spoke that has no way to its hub: what it hands in, as a file. The same
+/// folder hands in the same key again.
+pub fn request_offline(
+    state: &StateFolder,
+    spoke: &SpokeId,
+    source: Option<&Path>,
+    edge: &Edge,
+) -> Result<OfflineRequest, Error> {
+    let request = || -> Result<OfflineRequest, Error> {
+        let config = configuration(state, source)?;
+        platform::create_folders_durably(state.path(), 0o700)
+            .map_err(Error::io("cannot make the state folder", state.path()))?;
+        let _lock = Lock::take(state, edge.now())?;
+        let identity = identity_for(state, spoke, Who::AsBefore, edge)?;
+        identity.save(state)?;
+        config.save(state)?;
+        Ok(OfflineRequest::new(identity.spoke_id.clone(), &identity.key))
+    };
+    request().map_err(Error::explained)
+}
+
+/// Takes a hub's grant, which came as a file: pins its root. Whoever carried the file is trusted
+/// for it, so its fingerprint is to be compared.
+pub fn accept_grant(state: &StateFolder, grant: &Grant, edge: &Edge) -> Result<(), Error> {
+    let accept = || -> Result<(), Error> {
+        if !grant.is_signed() {
+            return Err(Error::Usage(
+                "this is no grant of a hub, or it was changed on the way: its signature does not \
+                 hold; let the hub's operator make it again with `barque hub spoke approve`"
+                    .to_owned(),
+            ));
+        }
+        let mut config = SpokeConfig::load(state)?;
+        let _lock = Lock::take(state, edge.now())?;
+        let identity = Identity::load(state)?
+            .filter(|i| i.spoke_id == grant.spoke_id && i.key.public() == grant.public_key);
+        let Some(mut identity) = identity else {
+            return Err(Error::Usage(format!(
+                "the grant is for {} and another key than the one in {}; make the request again \
+                 from this state folder: barque enroll --offline",
+                grant.spoke_id,
+                state.path().display()
+            )));
+        };
+        let offset_ms = grant.hub_time.since_ms(edge.now());
+        let mut ledger = Ledger::open(&state.ledger())?;
+        // The file took its time: what it says of the hub's clock is only that it is not earlier.
+        let offset_ms = offset_ms.max(0);
+        ledger.add_hub(grant.hub_id, SeriesId::new(grant.hub_time, edge.id_bytes()), offset_ms)?;
+        ledger.raise_hub_time(grant.hub_id, grant.hub_time)?;
+        identity.hubs.retain(|p| p.hub_id != grant.hub_id);
+        identity.hubs.push(Pin { hub_id: grant.hub_id, roots: vec![grant.root.clone()] });
+        config.hubs.retain(|h| h.hub_id != grant.hub_id);
+        config.hubs.push(HubEntry { hub_id: grant.hub_id, urls: grant.urls.clone() });
+        config.save(state)?;
+        identity.save(state)
+    };
+    accept().map_err(Error::explained)
+}
+
 /// The identity that hands in its key: the one that is there, or a new one.
 fn identity_for(
     state: &StateFolder,
-    token: &EnrollToken,
+    spoke: &SpokeId,
     who: Who,
     edge: &Edge,
 ) -> Result<Identity, Error> {
     let present = Identity::load(state)?;
     let new = || Identity {
-        spoke_id: token.spoke.clone(),
+        spoke_id: spoke.clone(),
         key: SecretKey::from_seed((edge.random)()),
         hubs: Vec::new(),
     };
     match (who, present) {
         // One that was interrupted may have given its key to the hub.
-        (Who::AsBefore, None) => next(state, token).map(|n| n.unwrap_or_else(new)),
-        (Who::AsBefore, Some(present)) if present.spoke_id == token.spoke => Ok(present),
+        (Who::AsBefore, None) => next(state, spoke).map(|n| n.unwrap_or_else(new)),
+        (Who::AsBefore, Some(present)) if present.spoke_id == *spoke => Ok(present),
         (Who::AsBefore, Some(present)) => Err(Error::Usage(format!(
             "{} belongs to the spoke {}, the token is for {}; use another state folder, or \
              --new-identity if this one is a copy of that spoke's",
             state.path().display(),
             present.spoke_id,
-            token.spoke
+            spoke
         ))),
-        (Who::Another, Some(present)) if present.spoke_id == token.spoke => {
-            Err(Error::Usage(format!(
-                "this state folder is {0} already; announce a new name on the hub (barque hub \
+        (Who::Another, Some(present)) if present.spoke_id == *spoke => Err(Error::Usage(format!(
+            "this state folder is {0} already; announce a new name on the hub (barque hub \
                  spoke add NAME) and use its token, or enroll without --new-identity",
-                token.spoke
-            )))
-        }
-        (Who::Another, _) => next(state, token).map(|n| n.unwrap_or_else(new)),
+            spoke
+        ))),
+        (Who::Another, _) => next(state, spoke).map(|n| n.unwrap_or_else(new)),
     }
 }
 
 /// The identity of an enrollment that was interrupted, if it is the token's.
-fn next(state: &StateFolder, token: &EnrollToken) -> Result<Option<Identity>, Error> {
+fn next(state: &StateFolder, spoke: &SpokeId) -> Result<Option<Identity>, Error> {
     let next = Identity::load_from(state.next_identity())?;
-    Ok(next.filter(|n| n.spoke_id == token.spoke))
+    Ok(next.filter(|n| n.spoke_id == *spoke))
 }
 
 /// Sets identity and ledger of who this folder was aside.

@@ -154,7 +154,15 @@ async fn over_hubs(
     let started = Instant::now();
     let config = SpokeConfig::load(state)?;
     let identity = Identity::load(state)?;
-    let (identity, hubs) = enrolled(state, identity, &config, options.hub)?;
+    let (identity, mut hubs) = enrolled(state, identity, &config, options.hub)?;
+    hubs.retain(|h| !h.urls.is_empty());
+    if hubs.is_empty() {
+        return Err(Error::Usage(
+            "this spoke has no way to its hub but drives: barque bundle export DIR. To give it one, \
+             write the hub's address into `urls` of spoke.toml"
+                .to_owned(),
+        ));
+    }
     let limits = options.limits.clone().or(config.limits().map_err(Error::Usage)?);
     let _lock = Lock::take(state, edge.now())?;
     let mut ledger = Ledger::open(&state.ledger())?;

@@ -246,6 +246,10 @@ impl Run<'_> {
                 self.report.count(State::Pending);
                 self.scanner.ledger.add_met(path)?;
             }
+            State::Exported => {
+                self.report.count(state);
+                self.scanner.ledger.add_met(path)?;
+            }
             other => self.report.count(other),
         }
         Ok(())

@@ -132,6 +132,12 @@ pub enum HubSpokeVerb {
     /// Announce a spoke; prints its one-time enrollment token alone on stdout
     #[command(after_help = "Example:\n  TOKEN=$(barque hub spoke add rocket-01 --data ./hub)")]
     Add(HubSpokeAddArgs),
+    /// Let a spoke in whose request came as a file (barque enroll --offline); writes the grant that
+    /// is carried back to it
+    #[command(
+        after_help = "Example:\n  barque hub spoke approve submarine-01.request.json --data ./hub\n  # carry submarine-01.grant.json back, and there: barque enroll submarine-01.grant.json"
+    )]
+    Approve(HubSpokeApproveArgs),
     /// List spokes
     #[command(after_help = "Example:\n  barque hub spoke ls --data ./hub")]
     Ls(HubTargetArgs),
@@ -153,6 +159,17 @@ pub enum HubSpokeVerb {
 pub struct HubSpokeArgs {
     /// The spoke's name
     pub id: SpokeId,
+    #[command(flatten)]
+    pub target: HubTargetArgs,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct HubSpokeApproveArgs {
+    /// The request file; `-` reads it from stdin
+    pub request: PathBuf,
+    /// Where the grant goes [default: NAME.grant.json beside the request; `-` is stdout]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
     #[command(flatten)]
     pub target: HubTargetArgs,
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
-use barque_bundle::wire::{EnrollRequest, EnrollResponse};
+use barque_bundle::wire::{EnrollRequest, EnrollResponse, Grant, OfflineRequest, Role};
 use barque_bundle::{ErrorKind, Sha256Digest};
 
-use super::{Problem, body};
-use crate::command::{Command, CommandRefusal, Enroll, Reply};
+use super::{Operator, Problem, body};
+use crate::command::{ApproveSpoke, Command, CommandRefusal, Enroll, Reply};
 use crate::error::Refusal;
 use crate::hub::Parts;
 use crate::manifest::query;
@@ -51,6 +51,56 @@ pub async fn enroll(
         root: parts.identity.root_public(),
         hub_time: (parts.clock)(),
     }))
+}
+
+/// An operator lets a spoke in whose request came as a file; the grant is carried back to it.
+pub async fn approve(
+    State(parts): State<Arc<Parts>>,
+    operator: Operator,
+    request: Request,
+) -> Result<Json<Grant>, Problem> {
+    operator.require(&parts, Role::Operator).await?;
+    parts.require_ready()?;
+    let bytes = body::whole(request.into_body(), parts.config.body_idle, body::SMALL).await?;
+    let request: OfflineRequest = body::json(&bytes)?;
+    if !request.is_proven() {
+        let detail = "this is no request of a spoke, or it was changed on the way: make it again \
+                      with `barque enroll --offline`";
+        return Err(Refusal::new(ErrorKind::Unauthenticated, "bad_proof", detail).into());
+    }
+    let command = Command::ApproveSpoke(ApproveSpoke {
+        spoke_id: request.spoke_id.clone(),
+        public_key: request.public_key.clone(),
+    });
+    match parts.proposer.command(command).await? {
+        Reply::Refused(CommandRefusal::NameTaken) => {
+            let detail = format!(
+                "the name {} is taken by another key (names differ in more than case); nothing was \
+                 changed",
+                request.spoke_id
+            );
+            return Err(Refusal::new(ErrorKind::Conflict, "name_taken", detail).into());
+        }
+        Reply::Refused(why) => return Err(refusal(why).into()),
+        _ => {}
+    }
+    tracing::info!(spoke = %request.spoke_id, "approved");
+    let urls = match parts.config.import_only {
+        true => Vec::new(),
+        false => parts.url.get().cloned().into_iter().collect(),
+    };
+    let grant = Grant {
+        kind: Grant::KIND.to_owned(),
+        spoke_id: request.spoke_id,
+        public_key: request.public_key,
+        hub_id: parts.identity.hub_id,
+        hub_epoch: parts.epoch(),
+        urls,
+        root: parts.identity.root_public(),
+        hub_time: (parts.clock)(),
+        signature: String::new(),
+    };
+    Ok(Json(grant.signed(&parts.identity.root)))
 }
 
 fn refusal(why: CommandRefusal) -> Refusal {

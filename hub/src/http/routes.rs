@@ -219,6 +219,17 @@ fn operator_api(api: Api) -> Api {
         sync_spokes::remove,
     )
     .on(
+        Operation::post(
+            wire::ENROLL_OFFLINE,
+            "approveSpoke",
+            operator,
+            "Lets a spoke in whose request came as a file; the answer is carried back to it.",
+        )
+        .takes::<wire::OfflineRequest>()
+        .gives::<wire::Grant>(),
+        enroll::approve,
+    )
+    .on(
         Operation::get(wire::TOKENS, "listTokens", admin, "Bearer tokens by name.")
             .gives::<wire::TokenList>(),
         tokens::list,

@@ -336,7 +336,7 @@ impl Ledger {
         rows.collect::<Result<_, _>>().map_err(self.wrap())
     }
 
-    /// The scan counted this file as pending.
+    /// The scan counted this file as pending, or exported.
     pub(crate) fn add_met(&self, path: &FilePath) -> Result<(), Error> {
         self.connection
             .prepare_cached("INSERT OR IGNORE INTO met (path) VALUES (?1)")
@@ -352,12 +352,12 @@ impl Ledger {
             .map_err(self.wrap())
     }
 
-    /// Files that the scan counted as pending and that still are.
-    pub(crate) fn met_and_pending(&self, hub_id: HubId) -> Result<u64, Error> {
+    /// Files that the scan counted as pending or exported and that still are one of them.
+    pub(crate) fn met_and_open(&self, hub_id: HubId) -> Result<u64, Error> {
         self.connection
             .query_row(
                 "SELECT count(*) FROM met JOIN files f ON f.path = met.path
-                 WHERE f.hub_id = ?1 AND f.state IN ('pending', 'in_flight')",
+                 WHERE f.hub_id = ?1 AND f.state IN ('pending', 'in_flight', 'exported')",
                 [hub_id.to_string()],
                 |r| r.get(0).map(unsigned),
             )

@@ -1,12 +1,12 @@
 //! The part of a pass that talks to one hub: offers in pages, takes answers in, checks in.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use barque_bundle::platform::{self, Root};
 use barque_bundle::wire::{ReconcileRequest, ReconcileResponse, SpokeReport, WireEntry};
-use barque_bundle::{Entry, FilePath, HubId, Receipt, SeriesId};
+use barque_bundle::{BundleId, Entry, FilePath, HubId, Receipt, SeriesId};
 
 use super::ceiling::Ceilings;
 use super::report::Results;
@@ -74,6 +74,8 @@ pub(super) struct Pass<'a> {
     pub(super) rest: Vec<FileRow>,
     /// Uploads that broke off since one was brought on.
     pub(super) upload_breaks: u32,
+    /// Bundles on drives that the hub has imported, as it said.
+    arrived: BTreeSet<BundleId>,
 }
 
 impl<'a> Pass<'a> {
@@ -99,6 +101,7 @@ impl<'a> Pass<'a> {
             kept: HashSet::new(),
             rest: Vec::new(),
             upload_breaks: 0,
+            arrived: BTreeSet::new(),
         })
     }
 }
@@ -130,7 +133,39 @@ impl Pass<'_> {
                 return Ok(End::StartOver);
             }
         }
-        self.check_in(results).await
+        match self.check_in(results).await? {
+            End::Done => self.hear_of_drives(results).await,
+            end => Ok(end),
+        }
+    }
+
+    /// Offers the files of bundles that arrived on drives, so that the hub's word on each comes by
+    /// this road too; what it lacks all the same waits again.
+    async fn hear_of_drives(&mut self, results: &mut Results) -> Result<End, Stop> {
+        let hub_id = self.hub_id();
+        for bundle in std::mem::take(&mut self.arrived) {
+            let mut after = String::new();
+            loop {
+                if self.is_time_up() {
+                    return Ok(End::Done);
+                }
+                let mut rows = self.ledger.files_of_bundle(hub_id, bundle, &after, PAGE)?;
+                let Some(last) = rows.last() else { break };
+                after = last.path.to_string();
+                rows.retain(|r| r.state == State::Exported && r.seq.is_some());
+                if rows.is_empty() {
+                    continue;
+                }
+                let (missing, end) = self.offer(&rows, results).await?;
+                let missing: Vec<String> = missing.iter().map(|r| r.path.to_string()).collect();
+                self.ledger.give_back_exported(hub_id, &missing, self.edge.now())?;
+                if end == End::StartOver {
+                    return Ok(end);
+                }
+            }
+        }
+        self.ledger.close_bundles(hub_id, self.edge.now())?;
+        Ok(End::Done)
     }
 
     /// Also an idle pass says that it was here, and up to when everything is known.
@@ -411,7 +446,15 @@ impl Pass<'_> {
             tracing::warn!(epoch = %head.hub_epoch, "the hub was restored or recovered; every file is offered again");
         }
         let applied = self.ledger.apply_receipt(hub_id, receipt, now)?;
-        results.reconciled(&applied.lines);
+        let mut counted = Vec::with_capacity(applied.lines.len());
+        for line in applied.lines {
+            // One that went out on a drive may be gone from here since.
+            if self.ledger.is_met(&line.path)? {
+                counted.push(line);
+            }
+        }
+        results.reconciled(&counted);
+        self.arrived.extend(&response.arrived);
         for line in &response.refused {
             let Ok(path) = line.path.parse() else { continue };
             if self.ledger.refuse(hub_id, &path, &line.code, &line.detail, now)? {

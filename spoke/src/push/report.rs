@@ -38,8 +38,10 @@ pub struct PushReport {
     pub failed: u64,
     pub skipped: u64,
     pub not_settled: u64,
-    /// Still to be sent.
+    /// Still to be sent, or on a drive under way.
     pub left: u64,
+    /// Files of which a drive is under way; known to be left, and sent by no push.
+    pub exported: u64,
     pub left_bytes: u64,
     /// Since when the file that waits longest has waited.
     pub left_since: Option<Timestamp>,
@@ -399,8 +401,8 @@ impl Results {
         // through would show.
         let tally = ledger.tally(hub_id)?;
         let left = match scan.is_dry {
-            true => scan.state(State::Pending),
-            false => ledger.met_and_pending(hub_id)?,
+            true => scan.state(State::Pending) + scan.state(State::Exported),
+            false => ledger.met_and_open(hub_id)?,
         };
         Ok(PushReport {
             hub_id,
@@ -415,7 +417,8 @@ impl Results {
             failed: scan.state(State::Failed) + self.failed,
             skipped,
             not_settled: scan.not_settled,
-            left: left + scan.state(State::Exported),
+            left,
+            exported: tally.of(State::Exported),
             left_bytes: tally.pending_bytes,
             left_since: tally.oldest_pending,
             stopped_by: self.stopped_by,

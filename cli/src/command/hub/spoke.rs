@@ -1,18 +1,23 @@
 //! `barque hub spoke add|ls|show|disable|enable|rm`.
 
+use anyhow::Context as _;
 use barque_bundle::ByteSize;
 use barque_bundle::quantity::parse_duration;
 use barque_bundle::wire::{
-    AddSpokeRequest, AddSpokeResponse, SPOKES, SetSpokeRequest, SpokeLine, SpokeList,
+    AddSpokeRequest, AddSpokeResponse, ENROLL_OFFLINE, Grant, OfflineRequest, SPOKES,
+    SetSpokeRequest, SpokeLine, SpokeList,
 };
 
 use super::{Context, client};
-use crate::args::{HubSpokeAddArgs, HubSpokeArgs, HubSpokeVerb, HubTargetArgs};
+use crate::args::{
+    HubSpokeAddArgs, HubSpokeApproveArgs, HubSpokeArgs, HubSpokeVerb, HubTargetArgs,
+};
 use crate::{exit, output};
 
 pub async fn run(context: &Context, verb: HubSpokeVerb) -> anyhow::Result<u8> {
     match verb {
         HubSpokeVerb::Add(args) => add(context, args).await,
+        HubSpokeVerb::Approve(args) => approve(context, &args).await,
         HubSpokeVerb::Ls(target) => list(context, &target).await,
         HubSpokeVerb::Show(args) => {
             let line = client(context, &args.target)?.get(&path(&args)).await?;
@@ -44,6 +49,36 @@ async fn add(context: &Context, args: HubSpokeAddArgs) -> anyhow::Result<u8> {
                 answer.spoke_id, answer.expires_at
             ));
         }
+    }
+    Ok(exit::OK)
+}
+
+async fn approve(context: &Context, args: &HubSpokeApproveArgs) -> anyhow::Result<u8> {
+    let text = match args.request.as_os_str() == "-" {
+        true => std::io::read_to_string(std::io::stdin().lock()).context("cannot read stdin")?,
+        false => std::fs::read_to_string(&args.request)
+            .with_context(|| format!("cannot read {}", args.request.display()))?,
+    };
+    let request: OfflineRequest = serde_json::from_str(&text)
+        .context("this is no request of a spoke; `barque enroll --offline` makes one")?;
+    let grant: Grant = client(context, &args.target)?.post(ENROLL_OFFLINE, &request).await?;
+    let name = format!("{}.grant.json", grant.spoke_id);
+    let out = args.out.clone().unwrap_or_else(|| match args.request.as_os_str() == "-" {
+        true => name.clone().into(),
+        false => args.request.with_file_name(&name),
+    });
+    if output::file(&out, &grant)? {
+        return Ok(exit::OK);
+    }
+    if context.global.json {
+        output::json(&grant)?;
+    } else if !context.global.quiet {
+        output::line(&format!("{} is let in", grant.spoke_id));
+        output::say(&format!("this hub's root is {}", grant.root.fingerprint()));
+        output::say(&format!(
+            "carry {} back to it, and there: barque enroll {name}",
+            out.display()
+        ));
     }
     Ok(exit::OK)
 }
