@@ -95,6 +95,17 @@ impl AdminClient {
         self.call(reqwest::Method::GET, path, None::<&()>).await
     }
 
+    /// [`AdminClient::get`] of a hub that was running a moment ago: one that is gone is not waited
+    /// for.
+    pub async fn get_now<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        match (self.once(reqwest::Method::GET, path, None::<&()>).await, &self.local) {
+            (Err(ClientError::Http(e)), Some((data, _))) if e.is_connect() => {
+                Err(ClientError::NotRunning(data.clone()))
+            }
+            (answer, _) => answer,
+        }
+    }
+
     pub async fn post<T: DeserializeOwned>(
         &self,
         path: &str,

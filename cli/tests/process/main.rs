@@ -11,6 +11,8 @@ mod cases;
 mod crashes;
 mod cut;
 mod daemon;
+mod drive_crashes;
+mod drives;
 mod edge_cases;
 mod errors;
 mod http;
@@ -50,6 +52,7 @@ fn main() {
         edge_cases::trials(),
         errors::trials(),
         hub_cases::trials(),
+        drives::trials(),
         daemon::trials(),
         several::trials(),
         bad_links::trials(),
@@ -57,6 +60,7 @@ fn main() {
         memory::trials(),
         crashes::trials(),
         proofs::trials(),
+        drive_crashes::trials(),
         kills::trials(),
     ]
     .into_iter()

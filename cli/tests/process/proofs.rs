@@ -18,7 +18,7 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-fn lacks_strace() -> Option<String> {
+pub fn lacks_strace() -> Option<String> {
     let works = Command::new("strace").args(["-o", "/dev/null", "true"]).status();
     let works = works.is_ok_and(|s| s.success());
     (!works).then(|| "needs strace, and the right to trace".to_owned())

@@ -1,10 +1,11 @@
 //! Errors as RFC 9457 `application/problem+json`, mapped once from [`Refusal`].
 
-use axum::http::{StatusCode, Uri, header};
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use barque_bundle::{ErrorKind, wire};
 
-use super::ascii;
+use super::{ascii, body};
 use crate::error::{Error, Refusal};
 
 /// An error on its way to a client; faults of our own are logged here, once, with their causes.
@@ -53,12 +54,15 @@ pub fn respond(refusal: &Refusal) -> Response {
     response
 }
 
-pub async fn not_found(uri: Uri) -> Response {
-    let detail = format!("there is nothing at {}", barque_bundle::path::printable(uri.path()));
+pub async fn not_found(request: Request) -> Response {
+    let path = barque_bundle::path::printable(request.uri().path());
+    let detail = format!("there is nothing at {path}");
+    body::discard(request.into_body());
     respond(&Refusal::new(ErrorKind::NotFound, "no_such_route", detail))
 }
 
-pub async fn method_not_allowed() -> Response {
+pub async fn method_not_allowed(request: Request) -> Response {
+    body::discard(request.into_body());
     let refusal =
         Refusal::new(ErrorKind::Invalid, "method_not_allowed", "this address takes other methods");
     let mut response = respond(&refusal);

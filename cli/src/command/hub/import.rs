@@ -105,9 +105,9 @@ impl Import<'_> {
         self.bar.set_message("files registered");
         while matches!(job.state, ImportState::Receiving | ImportState::Registering) {
             tokio::time::sleep(POLLED_EVERY).await;
-            job = self.client.get(&path).await.context(
-                "the import goes on at the hub, as far as is known here; importing again says what \
-                 became of it",
+            job = self.client.get_now(&path).await.context(
+                "the hub does not say any more how the import goes; importing again says what \
+                 became of it, and completes it",
             )?;
             self.bar.set_position(job.settled_files);
         }

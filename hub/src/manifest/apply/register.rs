@@ -70,7 +70,10 @@ fn known(
         return Ok(OperationReply::Unmet);
     }
     // The same bundle and number again is a retry of what was answered before (D2, D4).
-    let is_retry = row.bundle_id == open.bundle.bundle_id.to_string() && row.seq == op.seq;
+    // A drive that is imported again is none: it brings nothing that was staged for this.
+    let may_be_retry = open.bundle.claim.is_none() || op.holder.is_some();
+    let is_same = row.bundle_id == open.bundle.bundle_id.to_string() && row.seq == op.seq;
+    let is_retry = may_be_retry && is_same;
     Ok(if is_retry {
         OperationReply::Registered { position, copies }
     } else {
