@@ -31,6 +31,8 @@ pub enum ArchiveError {
     EndsEarly { offset: u64 },
     #[error("the archive is malformed at byte {offset}: {why}")]
     Malformed { offset: u64, why: &'static str },
+    #[error("the compressed archive is malformed behind byte {offset} of what is in it")]
+    Compressed { offset: u64, source: io::Error },
     #[error("the member {name:?} has {size} bytes, at most {max} are read")]
     TooLarge { name: String, size: u64, max: u64 },
     #[error("the member {name:?} is {what}, and only regular files are taken")]
@@ -59,7 +61,7 @@ impl ArchiveError {
         match self {
             Self::Io(_) => "stream_unreadable",
             Self::EndsEarly { .. } => "ends_early",
-            Self::Malformed { .. } => "archive_malformed",
+            Self::Malformed { .. } | Self::Compressed { .. } => "archive_malformed",
             Self::TooLarge { .. } => "member_too_large",
             Self::NotAFile { .. } => "member_not_a_file",
             Self::Sparse { .. } => "member_sparse",
@@ -234,6 +236,9 @@ impl<R: Read> Members<R> {
                 // A compressed frame that is cut.
                 Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
                     return Err(ArchiveError::EndsEarly { offset: self.offset });
+                }
+                Err(source) if source.kind() == io::ErrorKind::InvalidData => {
+                    return Err(ArchiveError::Compressed { offset: self.offset, source });
                 }
                 Err(e) => return Err(ArchiveError::Io(e)),
             }

@@ -13,7 +13,8 @@ mod members;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek as _, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use archive::{Archive, ENTRIES_MAX, Head, Reopen, Span};
 pub use error::OpenError;
@@ -76,9 +77,41 @@ pub fn decompressed(mut source: impl Read + Send + 'static) -> io::Result<(Sourc
     if !is_zstd {
         return Ok((Box::new(whole), Form::Tar));
     }
+    let has_fault = Arc::new(AtomicBool::new(false));
+    let whole = Faults { inner: whole, has_fault: Arc::clone(&has_fault) };
     let mut decoder = zstd::stream::read::Decoder::new(whole)?;
     decoder.window_log_max(WINDOW_LOG_MAX)?;
-    Ok((Box::new(decoder), Form::TarZst))
+    Ok((Box::new(Decoded { decoder, has_fault }), Form::TarZst))
+}
+
+/// Notes whether the source failed, and not what is made of it.
+struct Faults<R> {
+    inner: R,
+    has_fault: Arc<AtomicBool>,
+}
+
+impl<R: Read> Read for Faults<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.inner.read(buffer).inspect_err(|_| self.has_fault.store(true, Ordering::Relaxed))
+    }
+}
+
+/// What comes out of a decoder; what it cannot make sense of is invalid data.
+struct Decoded<R> {
+    decoder: R,
+    has_fault: Arc<AtomicBool>,
+}
+
+impl<R: Read> Read for Decoded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.decoder.read(buffer).map_err(|e| {
+            let is_end = e.kind() == io::ErrorKind::UnexpectedEof;
+            match is_end || self.has_fault.load(Ordering::Relaxed) {
+                true => e,
+                false => io::Error::new(io::ErrorKind::InvalidData, e),
+            }
+        })
+    }
 }
 
 impl Bundle {

@@ -39,3 +39,16 @@ pub fn code_of(error: &anyhow::Error) -> u8 {
     }
     FAILED
 }
+
+/// The stable word of an error, where it has one.
+pub fn word_of(error: &anyhow::Error) -> Option<&str> {
+    error.chain().find_map(|cause| {
+        if let Some(e) = cause.downcast_ref::<OpenError>() {
+            return Some(e.code());
+        }
+        match cause.downcast_ref::<ClientError>() {
+            Some(ClientError::Refused(problem)) => Some(problem.code.as_str()),
+            _ => None,
+        }
+    })
+}

@@ -54,7 +54,7 @@ async fn run(args: args::Args) -> u8 {
         Ok(code) => code,
         Err(e) => {
             let code = exit::code_of(&e);
-            output::error(&e, code, json);
+            output::error(&e, code, exit::word_of(&e), json);
             code
         }
     }

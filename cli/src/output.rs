@@ -58,11 +58,11 @@ pub fn say(text: &str) {
 }
 
 /// The whole chain of an error in one line; as an object on stdout as well when asked for JSON.
-pub fn error(error: &anyhow::Error, code: u8, as_json: bool) {
+pub fn error(error: &anyhow::Error, code: u8, word: Option<&str>, as_json: bool) {
     let text = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
     eprintln!("error: {text}");
     if as_json {
-        println!("{}", serde_json::json!({ "error": text, "exit_code": code }));
+        println!("{}", serde_json::json!({ "error": text, "exit_code": code, "code": word }));
     }
 }
 

@@ -153,9 +153,13 @@ fn a_drive_goes_there_and_back_and_its_files_become_synced() {
             (&true.into(), &"acknowledged".into())
         );
     }
-    // The same over HTTP, in pages.
+    history_comes_in_pages(&site, &hub.address, token);
+}
+
+/// The same over HTTP, in pages.
+fn history_comes_in_pages(site: &Site, address: &str, token: &str) {
     let page = |query: &str| -> (String, Value) {
-        let url = format!("https://{}/api/v1/bundle-import/history/{query}", hub.address);
+        let url = format!("https://{}/api/v1/bundle-import/history/{query}", address);
         let ca = format!("{}/tls/ca.pem", site.data());
         let bearer = format!("Authorization: Bearer {token}");
         let curl = std::process::Command::new("curl")
@@ -533,22 +537,8 @@ fn a_spoke_without_a_network_enrolls_by_files_and_ships_by_drive() {
     assert_eq!(code, 1);
     assert!(err.contains("barque bundle export"), "{err}");
     let path = exported(&spoke, &drive(&site), &[]);
-    // Nothing that spokes call is served to the network, and everything else is.
+    nothing_for_spokes_is_served(&site, &hub.address);
     let ca = format!("{data}/tls/ca.pem");
-    let status = |path: &str, more: &[&str]| -> String {
-        let url = format!("https://{}{path}", hub.address);
-        let args =
-            [&["-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", &ca][..], more, &[&url]]
-                .concat();
-        String::from_utf8(std::process::Command::new("curl").args(args).output().unwrap().stdout)
-            .unwrap()
-    };
-    for call in
-        ["/api/v1/sync/reconcile", "/api/v1/sync/bundles", "/api/v1/sync/uploads", "/api/v1/enroll"]
-    {
-        assert_eq!(status(call, &["-d", "{}"]), "404", "{call}");
-    }
-    assert_eq!(status("/healthz", &[]), "200");
     // From elsewhere, by an operator's token.
     let token = json(&[
         "hub", "token", "add", "--name", "op", "--role", "operator", "--data", &data, "--json",
@@ -573,6 +563,26 @@ fn a_spoke_without_a_network_enrolls_by_files_and_ships_by_drive() {
     assert_eq!(Ended::of_command(&mut command).code, 6, "a reader imports nothing");
     assert_eq!(ack(&spoke, &path).json["receipts"][0]["synced"], 5);
     site.assert_landed(&[&spoke]);
+}
+
+/// Nothing that spokes call is served to the network, and everything else is.
+fn nothing_for_spokes_is_served(site: &Site, address: &str) {
+    let data = site.data();
+    let ca = format!("{data}/tls/ca.pem");
+    let status = |path: &str, more: &[&str]| -> String {
+        let url = format!("https://{}{path}", address);
+        let args =
+            [&["-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", &ca][..], more, &[&url]]
+                .concat();
+        String::from_utf8(std::process::Command::new("curl").args(args).output().unwrap().stdout)
+            .unwrap()
+    };
+    for call in
+        ["/api/v1/sync/reconcile", "/api/v1/sync/bundles", "/api/v1/sync/uploads", "/api/v1/enroll"]
+    {
+        assert_eq!(status(call, &["-d", "{}"]), "404", "{call}");
+    }
+    assert_eq!(status("/healthz", &[]), "200");
 }
 
 fn another_content_of_a_path_is_refused_and_the_rest_lands() {

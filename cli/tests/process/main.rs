@@ -12,6 +12,7 @@ mod crashes;
 mod cut;
 mod daemon;
 mod drive_crashes;
+mod drive_refusals;
 mod drives;
 mod edge_cases;
 mod errors;
@@ -61,6 +62,7 @@ fn main() {
         crashes::trials(),
         proofs::trials(),
         drive_crashes::trials(),
+        drive_refusals::trials(),
         kills::trials(),
     ]
     .into_iter()

@@ -34,7 +34,7 @@ const SPOKE_MAX_KIB: u64 = 64 * 1024;
 const HUB_MAX_KIB: u64 = 128 * 1024;
 
 /// The peak of a process so far, in KiB; none when it is gone.
-fn peak_kib(pid: u32) -> Option<u64> {
+pub fn peak_kib(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
     line.trim().trim_end_matches(" kB").parse().ok()

@@ -45,7 +45,7 @@ pub async fn run(
             Ok(report) => bar.suspend(|| tell_of(context, report)),
             Err(e) => {
                 let e = anyhow::anyhow!(barque_bundle::error::chain(e));
-                bar.suspend(|| output::error(&e, exit::TRY_LATER, false));
+                bar.suspend(|| output::error(&e, exit::TRY_LATER, None, false));
             }
         },
     };
