@@ -317,3 +317,6 @@ fn reopen(path: &Path, form: Form, span: Span) -> io::Result<Box<dyn BufRead + S
     io::copy(&mut source.by_ref().take(span.offset), &mut io::sink())?;
     Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, source.take(span.len))))
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ mod crashes;
 mod cut;
 mod daemon;
 mod drive_crashes;
+mod drive_machines;
 mod drive_refusals;
 mod drives;
 mod edge_cases;
@@ -62,6 +63,7 @@ fn main() {
         crashes::trials(),
         proofs::trials(),
         drive_crashes::trials(),
+        drive_machines::trials(),
         drive_refusals::trials(),
         kills::trials(),
     ]
