@@ -246,7 +246,7 @@ impl<R: Read> Members<R> {
     }
 
     fn skip_rest(&mut self) -> Result<(), ArchiveError> {
-        let mut left = self.left + self.padding;
+        let mut left = self.left.saturating_add(self.padding);
         (self.left, self.padding) = (0, 0);
         let mut buffer = [0u8; 8192];
         while left > 0 {

@@ -325,6 +325,22 @@ impl Head {
     }
 }
 
+/// Whether three files are one receipt, whoever signed it: what tells a torn one from a whole one.
+pub fn is_whole(ack: &[u8], sig: &[u8], outcomes: impl BufRead) -> bool {
+    let Ok(head) = serde_json::from_slice::<Head>(ack) else { return false };
+    let digest = Sha256Digest::of(ack).to_string();
+    let is_signed = head.certificate.public_key.verify(LABEL, &[digest.as_bytes()], sig).is_ok();
+    let mut lines = OutcomeReader::new(outcomes);
+    is_signed
+        && loop {
+            match lines.next_line(&head) {
+                Ok(Some(_)) => {}
+                Ok(None) => break true,
+                Err(_) => break false,
+            }
+        }
+}
+
 /// Writes `outcomes.jsonl` line by line, in path order, and adds up what the head says of it.
 pub struct Outcomes<W> {
     out: W,

@@ -147,8 +147,12 @@ pub struct RecordImport {
     pub counts: ImportCounts,
     /// The bundles that were under way when this one was made.
     pub in_transit: Vec<InTransit>,
-    /// Of the numbers in there that name no series.
+    /// What the header says of the spoke's numbers.
     pub series: SeriesId,
+    pub seq_head: u64,
+    pub as_of: Option<Timestamp>,
+    pub voids: Ranges,
+    pub replaces: Option<SeriesId>,
 }
 
 /// What an import came to, in files.

@@ -105,6 +105,11 @@ async fn finish(parts: &Arc<Parts>, job: &Job, verified: intake::Verified) -> Re
             counts,
             in_transit: header.in_transit.clone(),
             series: header.series,
+            seq_head: header.seq_head,
+            // No spoke can have seen what is still to come, whatever its clock says.
+            as_of: header.as_of.map(|t| t.min((parts.clock)())),
+            voids: header.voids.clone(),
+            replaces: header.replaces,
         };
         match parts.proposer.command(Command::RecordImport(record)).await? {
             Reply::Refused(CommandRefusal::ClaimLost) => return Err(taken_over().into()),

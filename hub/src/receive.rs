@@ -280,15 +280,21 @@ async fn await_promotion(parts: &Parts, replies: &[OperationReply]) -> Result<()
         return Ok(());
     };
     let mut promoted = parts.promoted.clone();
-    let reached = promoted.wait_for(|p| *p >= position);
-    match tokio::time::timeout(PROMOTION_WAIT, reached).await {
-        Ok(Ok(_)) => Ok(()),
-        _ => Err(Refusal::new(
-            ErrorKind::Unknown,
-            "promotion_late",
-            "the files are kept but not visible yet; the next push hears of them",
-        )),
+    // As long as it goes on, a slow disk is waited for.
+    while *promoted.borrow_and_update() < position {
+        match tokio::time::timeout(PROMOTION_WAIT, promoted.changed()).await {
+            Ok(Ok(())) => {}
+            _ => {
+                return Err(Refusal::new(
+                    ErrorKind::Unknown,
+                    "promotion_late",
+                    "the files are kept but not visible yet; the next push, or importing again, \
+                     hears of them",
+                ));
+            }
+        }
     }
+    Ok(())
 }
 
 fn agreed_lines(

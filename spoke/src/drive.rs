@@ -18,7 +18,7 @@ use crate::identity::Identity;
 use crate::ledger::{BundleRow, BundleState, Ledger};
 use crate::lock::Lock;
 
-pub use ack::{Acked, AckedFile, ack};
+pub use ack::{AckFault, AckReport, Acked, AckedFile, ack};
 
 /// A bundle as the ledger knows it.
 #[derive(Clone, Debug, Serialize)]

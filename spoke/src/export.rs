@@ -18,7 +18,7 @@ use barque_bundle::header::Draft;
 use barque_bundle::open::{Bundle, Form};
 use barque_bundle::path::printable;
 use barque_bundle::platform::{Assured, Root};
-use barque_bundle::{BundleId, ByteSize, Header, HubId, SeriesId, Timestamp, platform};
+use barque_bundle::{BundleId, ByteSize, ErrorKind, Header, HubId, SeriesId, Timestamp, platform};
 use serde::Serialize;
 
 use crate::config::{SpokeConfig, StateFolder};
@@ -213,7 +213,15 @@ impl Run<'_> {
             ledger.recover(self.edge.now())?;
         }
         let scan = self.scan(state, ledger, source)?;
-        let (resumed, unfinished) = self.unfinished(ledger)?;
+        let (mut resumed, unfinished) = self.unfinished(ledger)?;
+        if let Some(bundle) = resumed.take_if(|_| !is_dry) {
+            // All that was planned for it may have gone by another road since.
+            let planned = files::Planned::new(ledger, bundle.hub_id, bundle.bundle_id);
+            match planned.sum()? {
+                (0, _) => self.give_up(ledger, &bundle)?,
+                _ => resumed = Some(bundle),
+            }
+        }
         let mut report = self.empty_report(scan, unfinished);
         let bundle = match resumed {
             Some(bundle) if !is_dry => Some(bundle),
@@ -241,6 +249,21 @@ impl Run<'_> {
         report.left_bytes = tally.pending_bytes.saturating_sub(planned.1);
         ledger.tidy()?;
         Ok(report)
+    }
+
+    /// Ends an export of which nothing is left to write, and removes what it wrote.
+    fn give_up(&self, ledger: &mut Ledger, bundle: &BundleRow) -> Result<(), Error> {
+        let now = self.edge.now();
+        ledger.take_back(bundle.hub_id, bundle.bundle_id, BundleState::Abandoned, now)?;
+        for path in self.places(bundle) {
+            let removed = match std::fs::symlink_metadata(&path) {
+                Ok(m) if m.is_dir() => std::fs::remove_dir_all(&path),
+                Ok(_) => std::fs::remove_file(&path),
+                Err(_) => Ok(()),
+            };
+            removed.map_err(target::drive_fault(&path))?;
+        }
+        Ok(())
     }
 
     fn empty_report(&self, scan: ScanReport, unfinished: Vec<Unfinished>) -> ExportReport {
@@ -387,7 +410,7 @@ impl Run<'_> {
         report: &mut ExportReport,
     ) -> Result<(), Error> {
         let [whole, partial] = self.places(bundle);
-        let written = match self.already_whole(&whole, bundle)? {
+        let written = match self.already_whole(ledger, &whole, bundle)? {
             Some(written) => written,
             None => match bundle.form {
                 Form::Folder => folder::write(self, ledger, source, bundle, &whole)?,
@@ -420,26 +443,33 @@ impl Run<'_> {
     }
 
     /// A bundle that was finished just before the ledger could say so; it is verified anew.
-    fn already_whole(&self, whole: &Path, row: &BundleRow) -> Result<Option<Written>, Error> {
-        let mut bundle = match Bundle::open(whole) {
-            Ok(bundle) => bundle,
-            // Not there, or not finished.
-            Err(_) => return Ok(None),
-        };
+    fn already_whole(
+        &self,
+        ledger: &Ledger,
+        whole: &Path,
+        row: &BundleRow,
+    ) -> Result<Option<Written>, Error> {
+        // Not there, not finished, or its last bytes did not reach the drive: it is gone on with.
+        let Ok(mut bundle) = Bundle::open(whole) else { return Ok(None) };
         let head = bundle.head.clone();
         let key = self.identity.key.public();
-        head.header.verify(&head.bytes, &head.sig, &key, self.hub_id)?;
-        if head.header.bundle_id != row.bundle_id {
+        let is_ours = head.header.verify(&head.bytes, &head.sig, &key, self.hub_id).is_ok()
+            && head.header.bundle_id == row.bundle_id;
+        if !is_ours || bundle.check_entries().is_err() {
             return Ok(None);
         }
-        bundle.check_entries()?;
-        let seqs = files::seqs(&bundle.entries())?;
+        let planned = files::Planned::new(ledger, row.hub_id, row.bundle_id);
+        let (seqs, left_out) = files::in_bundle(planned, &bundle.entries())?;
         (self.events)(Event::Writing {
             files: head.header.entry_count,
             bytes: head.header.total_bytes,
         });
         (self.events)(Event::ReadingBack);
-        let is_fresh = bundle.read_back(&|n| (self.events)(Event::Moved(n)))?;
+        let is_fresh = match bundle.read_back(&|n| (self.events)(Event::Moved(n))) {
+            Ok(is_fresh) => is_fresh,
+            Err(e) if e.kind() == ErrorKind::Corrupt => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
         let assured = target::sync_all(whole, &self.folder)?;
         Ok(Some(Written {
             path: whole.to_owned(),
@@ -448,7 +478,7 @@ impl Run<'_> {
             files: head.header.entry_count,
             bytes: head.header.total_bytes,
             seqs,
-            left_out: Vec::new(),
+            left_out,
             assured,
             read: if is_fresh { Read::Verified } else { Read::VerifiedFromMemory },
         }))

@@ -165,6 +165,9 @@ impl<R: Read> Archive<R> {
 
     /// Whether a member comes further on; none when that is too far to say.
     fn comes_later(&mut self, name: &str) -> Result<Option<bool>, OpenError> {
+        if self.members.left() > LOOK_AHEAD_BYTES {
+            return Ok(None);
+        }
         let end = self.members.offset().saturating_add(LOOK_AHEAD_BYTES);
         while let Some(member) = self.members.next_member()? {
             if member.name == name {

@@ -99,7 +99,9 @@ pub(super) fn nothing_else(root: &Root, count: u64, all: &Reopen) -> Result<(), 
     let mut found = 0;
     walk(root.path(), &mut |name| {
         let is_data = name.starts_with(DATA);
-        let is_ours = [HEADER, SIGNATURE, ENTRIES].contains(&name) || ANSWER.contains(&name);
+        // Also an answer whose writing was cut short.
+        let answer = name.strip_suffix(".part").unwrap_or(name);
+        let is_ours = [HEADER, SIGNATURE, ENTRIES].contains(&name) || ANSWER.contains(&answer);
         found += u64::from(is_data);
         match is_data || is_ours {
             true => Ok(()),

@@ -4,7 +4,7 @@ mod export;
 mod list;
 mod verify;
 
-use barque_bundle::ByteSize;
+use barque_bundle::{ByteSize, ErrorKind};
 use barque_spoke::drive::{self, Acked, TakenBack};
 
 use super::{Context, edge};
@@ -45,27 +45,36 @@ pub(crate) fn amount(files: u64, bytes: u64) -> String {
 }
 
 fn ack(context: &Context, args: &BundleAckArgs) -> anyhow::Result<u8> {
-    let acked = drive::ack(&context.state(&args.state), &edge(), &args.path)?;
+    let report = drive::ack(&context.state(&args.state), &edge(), &args.path)?;
     if context.global.json {
-        output::json(&serde_json::json!({ "receipts": acked }))?;
+        output::json(&report)?;
     } else {
-        acked.iter().for_each(|a| tell(context, a));
+        report.receipts.iter().for_each(|a| tell(context, a));
     }
-    let needs_a_person = acked.iter().any(|a| a.conflict + a.failed > 0);
-    Ok(if needs_a_person { exit::NEEDS_A_PERSON } else { exit::OK })
+    for fault in &report.faults {
+        let path = barque_bundle::path::printable(&fault.path.display().to_string());
+        output::say(&format!("not counted: {path}: {}", fault.detail));
+    }
+    let needs_a_person = report.receipts.iter().any(|a| a.conflict + a.failed > 0);
+    Ok(match (report.faults.is_empty(), needs_a_person) {
+        (false, _) => ErrorKind::Corrupt.exit_code(),
+        (true, true) => exit::NEEDS_A_PERSON,
+        (true, false) => exit::OK,
+    })
 }
 
 fn tell(context: &Context, a: &Acked) {
     if !context.global.quiet {
         output::line(&format!(
-            "{}, imported {}: {} synced, {} already, {} conflict, {} failed, {} removed at the hub",
+            "{}, imported {}: {} synced, {} already, {} conflict, {} failed, {} removed at the hub, {} wait again",
             named(a.bundle_id, a.label.as_deref()),
             a.imported_at,
             output::thousands(a.synced),
             output::thousands(a.already),
             a.conflict,
             a.failed,
-            a.removed
+            a.removed,
+            a.waiting
         ));
     }
     for f in &a.files {

@@ -23,6 +23,10 @@ pub fn trials() -> Vec<Trial> {
         trial!(twenty_kills_of_each_of_export_import_and_ack_change_nothing),
         trial!(what_vanished_since_it_was_planned_is_left_out_and_named),
         trial!(an_export_on_another_drive_names_the_one_that_was_not_finished),
+        trial!(a_signature_that_did_not_reach_the_drive_is_written_again),
+        trial!(nothing_is_written_through_links_that_somebody_left_on_a_drive),
+        trial!(a_file_that_cannot_land_yet_waits_again_after_the_drive_is_back),
+        trial!(one_damaged_receipt_on_a_drive_holds_up_no_other),
         trial!(a_drive_that_fills_says_so_and_goes_on_once_there_is_room, needs lacks_mounts()),
         trial!(a_file_system_that_knows_no_sync_is_said_and_one_that_fails_is_an_error, needs lacks_strace()),
     ]
@@ -327,6 +331,102 @@ fn an_export_on_another_drive_names_the_one_that_was_not_finished() {
     assert!(removed["removed"].is_string() && fs::read_dir(&one).unwrap().next().is_none());
     assert_eq!(import(&site, &other.path(), &[]).count("committed"), 5);
     site.assert_landed(&[&spoke]);
+}
+
+fn a_signature_that_did_not_reach_the_drive_is_written_again() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let drive = drive(&site);
+    with_large(&spoke);
+    broken(export_command(&spoke, &drive, &[]), Step::ExportSealed);
+    let bundle = fs::read_dir(&drive).unwrap().next().unwrap().unwrap().path();
+    // What FAT leaves of a file whose drive was pulled.
+    fs::write(bundle.join("manifest.sig"), "").unwrap();
+    let again = export(&spoke, &drive, &[]);
+    assert_eq!((again.code, again.count("files")), (0, 21), "{again:?}");
+    assert_eq!(
+        (again.path(), &again.json["is_resumed"]),
+        (bundle.display().to_string(), &true.into())
+    );
+    there_and_back(&site, &spoke, &again.path(), 21);
+}
+
+fn nothing_is_written_through_links_that_somebody_left_on_a_drive() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let drive = drive(&site);
+    let victim = site.path().join("victim");
+    fs::write(&victim, "mine").unwrap();
+    with_large(&spoke);
+    broken(export_command(&spoke, &drive, &[]), Step::ExportHeader);
+    let bundle = fs::read_dir(&drive).unwrap().next().unwrap().unwrap().path();
+    for name in ["data/d/m/2024/03/01/03/f3.parquet", "manifest.sig", "manifest.sig.part"] {
+        let _ = fs::remove_file(bundle.join(name));
+        std::os::unix::fs::symlink(&victim, bundle.join(name)).unwrap();
+        let refused = export(&spoke, &drive, &[]);
+        assert_ne!(refused.code, 0, "{name}: {refused:?}");
+        assert!(refused.stderr.contains("a symbolic link"), "{name}: {}", refused.stderr);
+        fs::remove_file(bundle.join(name)).unwrap();
+    }
+    let path = exported(&spoke, &drive, &[]);
+    assert_eq!(import(&site, &path, &[]).code, 0);
+    for name in ["ack.json", "ack.sig", "outcomes.jsonl"] {
+        fs::remove_file(Path::new(&path).join(name)).unwrap();
+        std::os::unix::fs::symlink(&victim, Path::new(&path).join(format!("{name}.part"))).unwrap();
+    }
+    assert_eq!(import(&site, &path, &[]).code, 0);
+    assert_eq!(fs::read(&victim).unwrap(), b"mine");
+    assert_eq!(ack(&spoke, &path).json["receipts"][0]["synced"], 21);
+}
+
+fn a_file_that_cannot_land_yet_waits_again_after_the_drive_is_back() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let drive = drive(&site);
+    fill(&spoke, 0, 3);
+    let path = exported(&spoke, &drive, &[]);
+    // Something that the hub does not know stands where one of them would land.
+    let foreign = site.landing().join("s/d/m/2024/03/01/01/f1.parquet");
+    fs::create_dir_all(foreign.parent().unwrap()).unwrap();
+    fs::write(&foreign, "foreign").unwrap();
+    let done = import(&site, &path, &[]);
+    assert_eq!((done.code, done.count("committed"), done.count("refused")), (3, 2, 1), "{done:?}");
+    let acked = ack(&spoke, &path);
+    let receipt = &acked.json["receipts"][0];
+    assert_eq!((&receipt["synced"], &receipt["waiting"]), (&2.into(), &1.into()), "{acked:?}");
+    let status = spoke.status();
+    assert_eq!((&status["pending"], &status["exported"]), (&1.into(), &0.into()), "{status}");
+    fs::remove_file(&foreign).unwrap();
+    // The same drive again, since not every entry stands; or the link, or the next drive.
+    assert_eq!(import(&site, &path, &[]).count("committed"), 1);
+    assert_eq!(ack(&spoke, &path).code, 0);
+    assert_eq!(spoke.status()["synced"], 3);
+    site.assert_landed(&[&spoke]);
+}
+
+fn one_damaged_receipt_on_a_drive_holds_up_no_other() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    let drive = drive(&site);
+    let mut paths = Vec::new();
+    for n in 0..3 {
+        fill(&spoke, n, n + 1);
+        paths.push(exported(&spoke, &drive, &[]));
+        assert_eq!(import(&site, &paths[usize::try_from(n).unwrap()], &[]).code, 0);
+    }
+    fs::write(Path::new(&paths[0]).join("ack.sig"), "").unwrap();
+    let acked = ack(&spoke, &drive.display().to_string());
+    assert_eq!(acked.code, 5, "{acked:?}");
+    assert_eq!(acked.json["faults"][0]["path"], paths[0].as_str());
+    assert_eq!(spoke.status()["synced"], 2);
+    // The hub writes a receipt that was cut short again.
+    assert_eq!(import(&site, &paths[0], &[]).code, 0);
+    assert_eq!(ack(&spoke, &drive.display().to_string()).code, 0);
+    assert_eq!(spoke.status()["synced"], 3);
 }
 
 fn a_drive_that_fills_says_so_and_goes_on_once_there_is_room() {

@@ -186,7 +186,7 @@ fn awkward_names_from_elsewhere_come_through_a_real_exfat_drive() {
 
 fn ten_thousand_files_with_the_longest_names_are_imported_in_ten_proposals() {
     const FILES: u64 = 10_000;
-    let site = Site::new();
+    let site = Site::in_memory();
     let hub = site.hub();
     let spoke = site.spoke("s");
     // With the namespace exactly 1,019 bytes.
@@ -236,11 +236,10 @@ fn peak_of(mut command: Command) -> u64 {
 }
 
 fn memory_stays_small_with_many_entries_on_a_drive() {
-    let files: u64 = match std::env::var("TEST_MEMORY").as_deref() {
-        Ok("full") => 1_000_000,
-        _ => 100_000,
+    let (files, site) = match std::env::var("TEST_MEMORY").as_deref() {
+        Ok("full") => (1_000_000, Site::new()),
+        _ => (100_000, Site::in_memory()),
     };
-    let site = Site::new();
     let hub = site.hub();
     let spoke = site.spoke("many");
     for n in 0..files {

@@ -30,7 +30,7 @@ pub fn barque(args: &[&str]) -> Command {
 pub const CLOCK: &str = "TEST_SPOKE_CLOCK";
 
 fn is_of_a_spoke(args: &[&str]) -> bool {
-    matches!(args.first(), Some(&("push" | "enroll" | "status" | "passes" | "ledger")))
+    matches!(args.first(), Some(&("push" | "enroll" | "status" | "passes" | "ledger" | "bundle")))
 }
 
 /// Where Debian keeps libfaketime; the folder is named for the machine.
@@ -84,6 +84,19 @@ impl Site {
     /// A folder in which a hub was made; others than its user may pass through.
     pub fn new() -> Self {
         let site = Self::empty();
+        json(&["hub", "init", "--data", &site.data(), "--json"]);
+        site
+    }
+
+    /// [`Site::new`] in memory where there is room, for what is not about disks.
+    pub fn in_memory() -> Self {
+        let shm = Path::new("/dev/shm");
+        let has_room = barque_bundle::platform::free_bytes(shm).is_ok_and(|f| f > 4 << 30);
+        let mut builder = tempfile::Builder::new();
+        builder.prefix("barque-test-");
+        let dir = if has_room { builder.tempdir_in(shm) } else { builder.tempdir() };
+        let site = Self { dir: dir.unwrap() };
+        open_to_all(site.path());
         json(&["hub", "init", "--data", &site.data(), "--json"]);
         site
     }

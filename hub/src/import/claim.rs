@@ -25,19 +25,18 @@ pub struct Claim {
 impl Claim {
     /// Claims the bundle, or says which node has it.
     pub async fn take(parts: &Arc<Parts>, job: &Arc<Job>, key: &ImportKey) -> Result<Self, Error> {
-        let ask = ClaimImport {
-            spoke_id: key.spoke_id.clone(),
-            bundle_id: key.bundle_id,
-            node_id: parts.identity.node_id,
-            start_no: parts.imports.start_no(),
-            take_over: None,
-        };
-        let number = match parts.proposer.command(Command::ClaimImport(ask)).await? {
-            Reply::Claimed { number } => number,
-            Reply::ClaimHeld { node_id, claimed_at, .. } => {
-                return Err(held(key, node_id, claimed_at).into());
+        let own = parts.identity.node_id;
+        let number = match ask(parts, key, None).await? {
+            // This node's seat is taken by this import alone: a claim of its own is one whose
+            // release, or whose answer, was lost.
+            Reply::ClaimHeld { node_id, number, .. } if node_id == own => {
+                match ask(parts, key, Some(number)).await? {
+                    Reply::Claimed { number } => number,
+                    other => return Err(not_claimed(key, other)),
+                }
             }
-            _ => return Err(Error::Malformed("a claim was answered otherwise".to_owned())),
+            Reply::Claimed { number } => number,
+            other => return Err(not_claimed(key, other)),
         };
         let renewing = tokio::spawn(renew(Arc::clone(parts), Arc::clone(job), number));
         let renewing = renewing.abort_handle();
@@ -58,6 +57,28 @@ impl Drop for Claim {
             // One that was recorded is released by that; a repeat changes nothing.
             let _ = parts.proposer.command(Command::ReleaseClaim { number }).await;
         });
+    }
+}
+
+async fn ask(
+    parts: &Arc<Parts>,
+    key: &ImportKey,
+    take_over: Option<u64>,
+) -> Result<Reply, Refusal> {
+    let claim = ClaimImport {
+        spoke_id: key.spoke_id.clone(),
+        bundle_id: key.bundle_id,
+        node_id: parts.identity.node_id,
+        start_no: parts.imports.start_no(),
+        take_over,
+    };
+    parts.proposer.command(Command::ClaimImport(claim)).await
+}
+
+fn not_claimed(key: &ImportKey, reply: Reply) -> Error {
+    match reply {
+        Reply::ClaimHeld { node_id, claimed_at, .. } => held(key, node_id, claimed_at).into(),
+        _ => Error::Malformed("a claim was answered otherwise".to_owned()),
     }
 }
 

@@ -68,8 +68,8 @@ pub fn check(parts: &Parts, head: &Head, again: Again) -> Result<(), Error> {
     parts.imports.require_idle()?;
     let spoke = &head.header.spoke_id;
     let Some(line) = before.filter(|_| again == Again::Refuse) else { return Ok(()) };
-    // Something was lost since: then the entries decide.
-    if !parts.readers.read(|c| query::wanted(c, spoke, 1))?.is_empty() {
+    // Something was lost since, or could not land then: the entries decide.
+    if line.refused > 0 || !parts.readers.read(|c| query::wanted(c, spoke, 1))?.is_empty() {
         return Ok(());
     }
     let key = ImportKey { spoke_id: spoke.clone(), bundle_id: head.header.bundle_id };
@@ -117,8 +117,12 @@ impl Intake {
         let claim = runtime.block_on(Claim::take(&self.parts, &self.job, &key))?;
         fault::after(Step::ImportClaimed);
         let hold = self.parts.staging.hold()?;
-        let mut stage = Stage { intake: self, key: &key, reserved, group: Group::default() };
+        let group = Group::default();
+        let number = claim.number();
+        let mut stage = Stage { intake: self, key: &key, claim: number, reserved, group };
         stage.all(archive, &head, &all)?;
+        // Nothing but what this bundle declares is registered, whatever was noted before.
+        self.parts.ledger.forget_other_claims(&key, number)?;
         fault::after(Step::ImportStaged);
         let bundle =
             BundleRef::of(header, head.bytes.clone(), head.sig.clone(), Some(claim.number()));
@@ -227,6 +231,7 @@ struct Group {
 struct Stage<'a> {
     intake: &'a Intake,
     key: &'a ImportKey,
+    claim: u64,
     reserved: Reserved,
     group: Group,
 }
@@ -340,7 +345,7 @@ impl Stage<'_> {
                 .sync(&numbers)
                 .map_err(Error::io("cannot sync files in", parts.staging.folder()))?;
         }
-        parts.ledger.note_import(self.key, &files, &staged, (parts.clock)())?;
+        parts.ledger.note_import(self.key, &files, &staged, (self.claim, (parts.clock)()))?;
         slots.into_iter().for_each(Slot::keep);
         for stage_no in replaced {
             let path = parts.staging.path(stage_no);

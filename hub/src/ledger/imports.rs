@@ -50,7 +50,7 @@ impl Ledger {
         key: &ImportKey,
         files: &[ImportFile],
         staged: &[StagedRow],
-        at: Timestamp,
+        (claim, at): (u64, Timestamp),
     ) -> Result<(), Error> {
         let mut c = self.lock();
         let tx = c.transaction().map_err(wrap())?;
@@ -59,8 +59,9 @@ impl Ledger {
             let mut insert = tx
                 .prepare_cached(
                     "INSERT OR REPLACE INTO import_files (spoke_id, bundle_id, path, sha256,
-                         size_bytes, seq, modified_at, stage_no, code, detail, noted_at)
-                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+                         size_bytes, seq, modified_at, stage_no, code, detail, noted_at,
+                         claim)
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
                 )
                 .map_err(wrap())?;
             for file in files {
@@ -76,12 +77,25 @@ impl Ledger {
                         file.stage_no.map(signed),
                         file.refused.as_ref().map(|(code, _)| code),
                         file.refused.as_ref().map(|(_, detail)| detail),
-                        at.unix_ms()
+                        at.unix_ms(),
+                        signed(claim)
                     ])
                     .map_err(wrap())?;
             }
         }
         tx.commit().map_err(wrap())
+    }
+
+    /// Forgets what imports before this one noted of the bundle and this one did not meet.
+    pub fn forget_other_claims(&self, key: &ImportKey, claim: u64) -> Result<(), Error> {
+        self.lock()
+            .execute(
+                "DELETE FROM import_files
+                 WHERE spoke_id = ?1 AND bundle_id = ?2 AND claim <> ?3",
+                params![key.spoke_id.as_str(), key.bundle_id.to_string(), signed(claim)],
+            )
+            .map(drop)
+            .map_err(wrap())
     }
 
     /// What an import before this one noted of a file.

@@ -64,6 +64,7 @@ CREATE TABLE import_files (
     code        TEXT,                 -- the rule
     detail      TEXT,
     noted_at    INTEGER NOT NULL,
+    claim       INTEGER NOT NULL,     -- of the import that noted it last
     PRIMARY KEY (spoke_id, bundle_id, path)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX import_files_staged ON import_files (stage_no) WHERE stage_no IS NOT NULL;

@@ -8,7 +8,7 @@ use barque_bundle::fault::{self, Step};
 use barque_bundle::open::ANSWER;
 use barque_bundle::path::printable;
 use barque_bundle::receipt::{Answers, Head, OutcomeReader, ReceiptError};
-use barque_bundle::{BundleId, HubId, Outcome, OutcomeLine, Timestamp, platform};
+use barque_bundle::{BundleId, Header, HubId, Outcome, OutcomeLine, Timestamp, platform};
 use serde::Serialize;
 
 use super::{nothing_at, receipt_folder};
@@ -17,11 +17,14 @@ use crate::edge::Edge;
 use crate::error::Error;
 use crate::identity::Identity;
 use crate::ledger::Ledger;
+use crate::ledger::change::is_for_the_hub;
 use crate::lock::Lock;
 use crate::scan::NAMED_MAX;
 
 /// Largest `ack.json` that is read, in bytes.
 const HEAD_MAX_BYTES: u64 = 1024 * 1024;
+/// Bytes of stored outcomes that are read at once: each time from the start of their chain of pages.
+const PIECE_BYTES: usize = 1024 * 1024;
 /// Lines that are applied together.
 const BATCH: usize = 2_000;
 
@@ -48,36 +51,57 @@ pub struct Acked {
     pub conflict: u64,
     pub failed: u64,
     pub removed: u64,
+    /// Files that the hub has not answered for good: they wait again.
+    pub waiting: u64,
     /// At most 1,000 are named.
     pub files: Vec<AckedFile>,
 }
 
+/// A receipt that counts for nothing, and why.
+#[derive(Clone, Debug, Serialize)]
+pub struct AckFault {
+    pub path: PathBuf,
+    pub detail: String,
+}
+
+/// What a drive that came back said.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct AckReport {
+    pub receipts: Vec<Acked>,
+    pub faults: Vec<AckFault>,
+}
+
 /// Takes the receipt of a bundle, of an archive (it lies beside it), or all of a drive.
-pub fn ack(state: &StateFolder, edge: &Edge, path: &Path) -> Result<Vec<Acked>, Error> {
+pub fn ack(state: &StateFolder, edge: &Edge, path: &Path) -> Result<AckReport, Error> {
     ack_locked(state, edge, path).map_err(Error::explained)
 }
 
-fn ack_locked(state: &StateFolder, edge: &Edge, path: &Path) -> Result<Vec<Acked>, Error> {
+fn ack_locked(state: &StateFolder, edge: &Edge, path: &Path) -> Result<AckReport, Error> {
     SpokeConfig::load(state)?;
     let identity = Identity::load(state)?
         .ok_or_else(|| Error::NotEnrolled(format!("{} holds no spoke", state.path().display())))?;
     let _lock = Lock::take(state, edge.now())?;
     let mut ledger = Ledger::open(&state.ledger())?;
     let (folders, is_one) = receipts_at(path)?;
-    let mut all = Vec::new();
+    let mut report = AckReport::default();
     for folder in folders {
         match one(&mut ledger, &identity, edge, &folder) {
+            Ok(acked) => report.receipts.push(acked),
+            Err(e) if is_one || matches!(e, Error::Sqlite { .. }) => return Err(e),
             // On a drive of many spokes, only one's own count.
-            Err(Error::Receipt(ReceiptError::OtherSubject("spoke_id"))) if !is_one => {}
-            other => all.push(other?),
+            Err(Error::Receipt(ReceiptError::OtherSubject("spoke_id"))) => {}
+            // One that is damaged is no reason to pass over the others.
+            Err(e) => {
+                report.faults.push(AckFault { path: folder, detail: crate::error::chain(&e) });
+            }
         }
     }
-    if all.is_empty() {
+    if report.receipts.is_empty() && report.faults.is_empty() {
         let what = format!("no receipt for {} is on this drive", identity.spoke_id);
         return Err(nothing_at(path, &what));
     }
     ledger.tidy()?;
-    Ok(all)
+    Ok(report)
 }
 
 /// The folders with receipts that a path means; true when it names one.
@@ -152,9 +176,13 @@ fn one(
         conflict: 0,
         failed: 0,
         removed: 0,
+        waiting: 0,
         files: Vec::new(),
     };
-    let mut lines = OutcomeReader::new(BufReader::new(ledger.stored_outcomes(receipt_id)?));
+    let mut lines = OutcomeReader::new(BufReader::with_capacity(
+        PIECE_BYTES,
+        ledger.stored_outcomes(receipt_id)?,
+    ));
     let mut batch = Vec::with_capacity(BATCH);
     while let Some(line) = lines.next_line(&head)? {
         batch.push(line);
@@ -166,7 +194,13 @@ fn one(
     apply(ledger, &mut acked, receipt_id, &mut batch, edge)?;
     drop(lines);
     fault::after(Step::AckApplied);
-    ledger.acknowledge_bundle(bundle_id, edge.now())?;
+    // What the header told of numbers that never come, the hub has recorded with the import.
+    let header = ledger.bundle_header(bundle_id)?;
+    if let Some(header) = header.and_then(|h| Header::parse(&h).ok()) {
+        ledger.mark_told(hub_id, header.series, &header.voids)?;
+    }
+    acked.waiting = ledger.acknowledge_bundle(hub_id, bundle_id, edge.now())?;
+    acked.already = acked.already.saturating_sub(acked.waiting);
     ledger.raise_hub_time(hub_id, head.received_at)?;
     Ok(acked)
 }
@@ -219,7 +253,10 @@ fn store(
         None => ledger.begin_receipt(head.hub_id, head, (ack, sig), len)?,
     };
     let verify = |ledger: &Ledger| -> Result<(), Error> {
-        let mut lines = OutcomeReader::new(BufReader::new(ledger.stored_outcomes(receipt_id)?));
+        let mut lines = OutcomeReader::new(BufReader::with_capacity(
+            PIECE_BYTES,
+            ledger.stored_outcomes(receipt_id)?,
+        ));
         while lines.next_line(head)?.is_some() {}
         Ok(())
     };
@@ -243,6 +280,12 @@ fn apply(
     edge: &Edge,
 ) -> Result<(), Error> {
     let applied = ledger.apply_lines(acked.hub_id, receipt_id, batch, edge.now())?;
+    for line in batch.iter().filter(|l| is_for_the_hub(l)) {
+        if acked.files.len() < NAMED_MAX {
+            let (path, detail) = (printable(line.path.as_str()), line.detail.clone());
+            acked.files.push(AckedFile { path, outcome: line.outcome, detail });
+        }
+    }
     acked.already += (batch.len() - applied.len()) as u64;
     for line in applied {
         let count = match line.outcome {

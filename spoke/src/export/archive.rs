@@ -11,10 +11,10 @@ use std::path::Path;
 use barque_bundle::digest::Hasher;
 use barque_bundle::entry::Summing;
 use barque_bundle::fault::{self, Step};
-use barque_bundle::open::{Bundle, Form};
+use barque_bundle::open::{Bundle, Form, Head};
 use barque_bundle::platform::{self, Root};
 use barque_bundle::stream::{DATA, Writer};
-use barque_bundle::{Ranges, Sha256Digest};
+use barque_bundle::{Ranges, Sha256Digest, Signed};
 
 use super::files::{self, Planned};
 use super::target::{self, drive_fault};
@@ -38,11 +38,17 @@ pub(super) fn write(
     work.leave_out_what_is_gone()?;
     let (header, listed) = loop {
         let listed = work.list()?;
-        let header = run.seal(ledger, bundle, &listed.entries)?;
+        let header = match work.sealed_before(partial, &listed) {
+            Some(header) => header,
+            None => {
+                let Signed { bytes, sig, .. } = run.seal(ledger, bundle, &listed.entries)?;
+                (bytes, sig)
+            }
+        };
         let sums = listed.entries.sums();
         let bytes = sums.total_bytes.unwrap_or(u64::MAX);
         (run.events)(Event::Writing { files: sums.count, bytes });
-        match work.write_once(partial, (&header.bytes, &header.sig), listed.text_bytes)? {
+        match work.write_once(partial, (&header.0, &header.1), listed.text_bytes)? {
             None => break (header, listed),
             Some(out) => work.left_out.push(out),
         }
@@ -57,8 +63,8 @@ pub(super) fn write(
     let sums = listed.entries.sums();
     Ok(Written {
         path: whole.to_owned(),
-        header: header.bytes,
-        sig: header.sig,
+        header: header.0,
+        sig: header.1,
         files: sums.count,
         bytes: sums.total_bytes.unwrap_or(u64::MAX),
         seqs: listed.seqs,
@@ -103,6 +109,17 @@ impl Work<'_> {
         self.left_out.extend(found);
         self.left_out.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(())
+    }
+
+    /// The header of an export before this one, if it is our own and of these very entries: then
+    /// what stands behind it is gone on with.
+    fn sealed_before(&self, partial: &Path, listed: &Listed) -> Option<(Vec<u8>, Vec<u8>)> {
+        let Head { header, bytes, sig } = Bundle::open(partial).ok()?.head;
+        let key = self.run.identity.key.public();
+        let is_ours = header.verify(&bytes, &sig, &key, self.run.hub_id).is_ok()
+            && header.bundle_id == self.bundle.bundle_id
+            && header.verify_sums(&listed.entries).is_ok();
+        is_ours.then_some((bytes, sig))
     }
 
     fn list(&self) -> Result<Listed, Error> {
@@ -279,6 +296,11 @@ struct GoingOn {
 
 impl GoingOn {
     fn open(path: &Path) -> io::Result<Self> {
+        // Somebody may have had the drive: nothing is written through a link, and no FIFO waits.
+        if std::fs::symlink_metadata(path).is_ok_and(|m| !m.is_file()) {
+            let why = "something else than a file stands there; move it away";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
         let mut options = File::options();
         let file = options.read(true).write(true).create(true).truncate(false).open(path)?;
         let left = file.metadata()?.len();

@@ -8,7 +8,7 @@ use std::path::Path;
 use barque_bundle::digest::Hasher;
 use barque_bundle::entry::Lines;
 use barque_bundle::open::{ENTRIES_MAX, Reopen};
-use barque_bundle::platform::{self, Assured, Root};
+use barque_bundle::platform::{self, Assured, Root, Uncached};
 use barque_bundle::{BundleId, HubId, Ranges, Sha256Digest};
 
 use super::LeftOut;
@@ -54,15 +54,35 @@ impl<'a> Planned<'a> {
     }
 }
 
-/// The numbers of a bundle's entries.
-pub(super) fn seqs(all: &Reopen) -> Result<Ranges, Error> {
+/// The numbers of a bundle's entries, and what was planned for it and is not in it.
+pub(super) fn in_bundle(
+    mut planned: Planned<'_>,
+    all: &Reopen,
+) -> Result<(Ranges, Vec<LeftOut>), Error> {
     let source = all().map_err(Error::io("cannot read", "entries.jsonl"))?;
     let mut lines = Lines::new(source, ENTRIES_MAX);
-    let mut numbers = Vec::new();
+    let (mut numbers, mut left_out) = (Vec::new(), Vec::new());
+    let mut row = planned.next_row()?;
+    // Both come in path order.
     while let Some(line) = lines.next_line().map_err(barque_bundle::open::OpenError::from)? {
         numbers.push(line.entry.seq);
+        while let Some(before) = row.take_if(|r| r.path < line.entry.path) {
+            left_out.push(not_in_it(&before));
+            row = planned.next_row()?;
+        }
+        if row.as_ref().is_some_and(|r| r.path == line.entry.path) {
+            row = planned.next_row()?;
+        }
     }
-    Ok(Ranges::from_numbers(numbers))
+    while let Some(behind) = row {
+        left_out.push(not_in_it(&behind));
+        row = planned.next_row()?;
+    }
+    Ok((Ranges::from_numbers(numbers), left_out))
+}
+
+fn not_in_it(row: &FileRow) -> LeftOut {
+    left_out(row, "left_out_before", "the bundle was finished without it; it goes with the next")
 }
 
 /// What became of one file.
@@ -150,23 +170,36 @@ pub(super) fn copy(
     platform::sync_if_known(&file).map(Copied::Whole).map_err(drive_fault(to))
 }
 
-/// Whether an export before this one brought the file already.
+/// Whether an export before this one brought the file already: read from the drive where the system
+/// can tell, since what a failed sync left in memory counts for nothing.
 fn is_there(
     row: &FileRow,
     to: &Path,
     buffer: &mut [u8],
     moved: &(dyn Fn(u64) + Sync),
 ) -> Result<Option<Assured>, Error> {
-    let Ok(mut file) = platform::open_regular(to) else { return Ok(None) };
+    let Ok(file) = platform::open_regular(to) else { return Ok(None) };
     let len = file.metadata().map_err(drive_fault(to))?.len();
-    if len != row.stat.size_bytes || row.sha256 != Some(hashed(&mut file, buffer, to)?) {
+    if len != row.stat.size_bytes {
+        return Ok(None);
+    }
+    let (folder, name) = (to.parent(), to.file_name().and_then(|n| n.to_str()));
+    let uncached = match (folder, name) {
+        (Some(folder), Some(name)) => Root::open(folder).and_then(|r| r.open_uncached(name)),
+        _ => Ok(None),
+    };
+    let found = match uncached.map_err(drive_fault(to))? {
+        Some(file) => hashed(&mut Uncached::new(file).map_err(drive_fault(to))?, buffer, to)?,
+        None => hashed(&mut &file, buffer, to)?,
+    };
+    if row.sha256 != Some(found) {
         return Ok(None);
     }
     moved(len);
     platform::sync_if_known(&file).map(Some).map_err(drive_fault(to))
 }
 
-fn hashed(file: &mut File, buffer: &mut [u8], at: &Path) -> Result<Sha256Digest, Error> {
+fn hashed(file: &mut impl io::Read, buffer: &mut [u8], at: &Path) -> Result<Sha256Digest, Error> {
     let mut hasher = Hasher::new();
     loop {
         match file.read(buffer) {

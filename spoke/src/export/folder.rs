@@ -35,7 +35,7 @@ pub(super) fn write(
     bundle: &BundleRow,
     folder: &Path,
 ) -> Result<Written, Error> {
-    std::fs::create_dir_all(folder).map_err(drive_fault(folder))?;
+    start(folder)?;
     let planned = || Planned::new(ledger, bundle.hub_id, bundle.bundle_id);
     let (files, bytes) = planned().sum()?;
     (run.events)(Event::Writing { files, bytes });
@@ -52,7 +52,10 @@ pub(super) fn write(
     let Signed { bytes: header, sig, .. } = header;
     let head = Head::parse(header.clone(), sig.clone())?;
     let read = run.read_back(Bundle::unsealed(folder, head)?)?;
-    assured = assured.and(target::write(&folder.join(SIGNATURE), &sig)?);
+    // Whole or not there: without it the bundle is not finished.
+    let (unfinished, signature) = (folder.join(UNFINISHED), folder.join(SIGNATURE));
+    assured = assured.and(target::write(&unfinished, &sig)?);
+    std::fs::rename(&unfinished, &signature).map_err(drive_fault(&signature))?;
     assured = assured.and(target::sync_all(folder, &run.folder)?);
     Ok(Written {
         path: folder.to_owned(),
@@ -65,6 +68,25 @@ pub(super) fn write(
         assured,
         read,
     })
+}
+
+/// The signature while it is written.
+const UNFINISHED: &str = "manifest.sig.part";
+
+/// Makes the bundle's folder, or looks at what an export before this one left in it: somebody may
+/// have had the drive since, so nothing is written through a link.
+fn start(folder: &Path) -> Result<(), Error> {
+    match std::fs::symlink_metadata(folder) {
+        Ok(m) if m.is_dir() => {
+            walk(folder, &mut |_| Ok(()))?;
+            files::remove(&folder.join(SIGNATURE))
+        }
+        Ok(_) => Err(Error::Usage(format!(
+            "{} is no folder: move it away, and export again",
+            folder.display()
+        ))),
+        Err(_) => std::fs::create_dir(folder).map_err(drive_fault(folder)),
+    }
 }
 
 type Job = (FileRow, String);

@@ -48,7 +48,9 @@ pub(super) fn check(folder: &Path, source: &Path, state: &Path) -> Result<PathBu
     if real.starts_with(resolved(state)) {
         return refuse("it lies inside the state folder, which holds the ledger and the key");
     }
-    if real == Path::new("/") || SYSTEM.iter().any(|s| real.starts_with(s)) {
+    // Memory that is lent out as a folder is no part of the system.
+    let is_system = SYSTEM.iter().any(|s| real.starts_with(s)) && !real.starts_with("/dev/shm");
+    if real == Path::new("/") || is_system {
         return refuse("it is a folder of the system; give the folder where the drive is mounted");
     }
     Ok(real)

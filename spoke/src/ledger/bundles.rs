@@ -316,9 +316,52 @@ impl Ledger {
         })
     }
 
-    /// The hub has answered the bundle.
-    pub fn acknowledge_bundle(&mut self, bundle_id: BundleId, now: Timestamp) -> Result<(), Error> {
-        self.transaction(|c| set_state(c, &bundle_id.to_string(), BundleState::Acknowledged, now))
+    /// The hub has answered the bundle; what it left open waits again. How many files that is.
+    pub fn acknowledge_bundle(
+        &mut self,
+        hub_id: HubId,
+        bundle_id: BundleId,
+        now: Timestamp,
+    ) -> Result<u64, Error> {
+        let (hub, bundle) = (hub_id.to_string(), bundle_id.to_string());
+        self.transaction(|c| {
+            renumber(c, &hub, &bundle)?;
+            let n = c.execute(
+                "UPDATE files SET state = 'pending', bundle_id = NULL, since = ?3
+                 WHERE hub_id = ?1 AND bundle_id = ?2 AND state IN ('pending', 'exported')
+                   AND bundle_id IS NOT NULL AND state = 'exported'",
+                params![hub, bundle, now.unix_ms()],
+            )?;
+            let state: Option<String> = c
+                .query_row("SELECT state FROM bundles WHERE bundle_id = ?1", [&bundle], |r| {
+                    r.get(0)
+                })
+                .optional()?;
+            // One that was taken back stays so.
+            if state.as_deref() == Some("exported") {
+                set_state(c, &bundle, BundleState::Acknowledged, now)?;
+            }
+            Ok(n as u64)
+        })
+    }
+
+    /// Numbers of the present series for exported files whose own series was replaced.
+    pub(crate) fn renumber_exported(
+        &mut self,
+        hub_id: HubId,
+        bundle_id: BundleId,
+    ) -> Result<(), Error> {
+        self.transaction(|c| renumber(c, &hub_id.to_string(), &bundle_id.to_string()))
+    }
+
+    /// What a bundle that is sealed said of its series: the exact bytes of its header.
+    pub(crate) fn bundle_header(&self, bundle_id: BundleId) -> Result<Option<Vec<u8>>, Error> {
+        let header = self.connection.query_row(
+            "SELECT header FROM bundles WHERE bundle_id = ?1",
+            [bundle_id.to_string()],
+            |r| r.get(0),
+        );
+        header.optional().map(Option::flatten).map_err(self.wrap())
     }
 
     /// The stored receipt with these exact bytes; stored before anything counts on it, with room

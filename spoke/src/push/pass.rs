@@ -145,6 +145,7 @@ impl Pass<'_> {
         let hub_id = self.hub_id();
         for bundle in std::mem::take(&mut self.arrived) {
             let mut after = String::new();
+            self.ledger.renumber_exported(hub_id, bundle)?;
             loop {
                 if self.is_time_up() {
                     return Ok(End::Done);

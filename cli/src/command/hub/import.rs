@@ -197,7 +197,7 @@ impl Import<'_> {
             .ok()
             .map(|b| b.head.header.spoke_id.to_string());
         let to = self.receipt_folder(spoke, refusal.bundle_id);
-        let is_there = to.join("ack.sig").is_file();
+        let is_there = tokio::task::block_in_place(|| receipt::is_there(&to));
         if !is_there && refusal.receipt.is_none() {
             // Nobody keeps the receipt any more: the present state is signed anew.
             let job = match self.args.on_node {

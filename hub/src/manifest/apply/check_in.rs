@@ -79,7 +79,7 @@ fn newest_after(c: &Connection, spoke: &str, first: String) -> rusqlite::Result<
 }
 
 /// The old series is closed: its unanswered numbers are void (`renumbered`).
-fn replace(c: &Connection, spoke: &str, old: &str, new: &str) -> rusqlite::Result<()> {
+pub(super) fn replace(c: &Connection, spoke: &str, old: &str, new: &str) -> rusqlite::Result<()> {
     c.prepare_cached(
         "UPDATE series SET replaced_by = ?3
          WHERE spoke_id = ?1 AND series = ?2 AND replaced_by IS NULL AND series <> ?3",

@@ -4,6 +4,8 @@ use barque_bundle::header::InTransit;
 use barque_bundle::{SeriesId, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
+use super::batch::add_ranges;
+use super::check_in::replace;
 use super::count;
 use crate::command::{ClaimImport, CommandRefusal, RecordImport, Reply};
 use crate::manifest::query::{signed, unsigned};
@@ -118,7 +120,23 @@ pub fn record(c: &Connection, op: &RecordImport, at: Timestamp) -> rusqlite::Res
         "UPDATE spokes SET last_seen = max(coalesce(last_seen, ?2), ?2) WHERE spoke_id = ?1",
         params![spoke, at.unix_ms()],
     )?;
-    state_in_transit(c, spoke, &op.in_transit, op.series, op.created_at)?;
+    // A late drive says less than is known by then: what is higher stands.
+    let series = op.series.to_string();
+    c.execute(
+        "INSERT INTO series (spoke_id, series, opened_at, seq_head, as_of)
+         VALUES (?1, ?2, ?3, ?4, ?5)
+         ON CONFLICT (spoke_id, series) DO UPDATE SET
+             seq_head = max(seq_head, excluded.seq_head),
+             as_of = max(coalesce(as_of, excluded.as_of), coalesce(excluded.as_of, as_of))",
+        params![spoke, series, at.unix_ms(), signed(op.seq_head), op.as_of.map(Timestamp::unix_ms)],
+    )?;
+    if let Some(old) = &op.replaces {
+        replace(c, spoke, &old.to_string(), &series)?;
+    }
+    add_ranges(c, spoke, &series, &op.voids)?;
+    // In the spoke's own time, which may be ahead of all.
+    let stated_at = op.created_at.min(at);
+    state_in_transit(c, spoke, &op.in_transit, op.series, stated_at)?;
     c.execute("DELETE FROM in_transit WHERE spoke_id = ?1 AND bundle_id = ?2", [spoke, &bundle])?;
     release(c, op.claim)
 }

@@ -46,7 +46,22 @@ pub async fn write(mut fetched: Fetched, to: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// Whether a whole receipt stands there; one whose writing was cut short is none.
+pub fn is_there(folder: &Path) -> bool {
+    let [ack, sig, outcomes] = ANSWER.map(|name| folder.join(name));
+    let (Ok(ack), Ok(sig), Ok(outcomes)) =
+        (std::fs::read(ack), std::fs::read(sig), platform::open_regular(&outcomes))
+    else {
+        return false;
+    };
+    barque_bundle::receipt::is_whole(&ack, &sig, io::BufReader::new(outcomes))
+}
+
 fn unpack(source: impl Read, folder: &Path) -> anyhow::Result<()> {
+    // Others have had the drive: nothing is written through a link.
+    if std::fs::symlink_metadata(folder).is_ok_and(|m| !m.is_dir()) {
+        anyhow::bail!("something else than a folder stands there; move it away");
+    }
     std::fs::create_dir_all(folder)?;
     let mut members = Members::new(source);
     let mut written = Vec::new();
@@ -74,7 +89,8 @@ fn unpack(source: impl Read, folder: &Path) -> anyhow::Result<()> {
 }
 
 fn copy(members: &mut Members<impl Read>, to: &Path) -> anyhow::Result<()> {
-    let mut file = File::create(to)?;
+    let _ = std::fs::remove_file(to);
+    let mut file = File::create_new(to)?;
     let mut buffer = vec![0u8; 64 * 1024];
     loop {
         match members.read(&mut buffer)? {
