@@ -20,18 +20,27 @@ demo:
 # Make the fixtures anew from fixtures/parquet/good.parquet.
 fixtures:
     BARQUE_WRITE_FIXTURES=1 cargo test -p barque-tests --lib
+    BARQUE_WRITE_FIXTURES=1 cargo test -p barque-bundle golden
 
 # Prove that tests can fail: each patch of tests/mutants/ must be found by the test it names.
 mutants *NAMES:
     tests/mutants/run {{NAMES}}
 
-# Peak memory at full size: 200,000 files of 4 KiB and 16 uploads of 512 MiB at once (12 GiB of disk).
+# Fuzz the verifier and the reader of archives for so long each: just fuzz 600
+fuzz SECONDS="600":
+    fuzz/run {{SECONDS}}
+
+# Drives against dd, rsync and bagit, as ratios (needs 20 GiB, rsync, openssl, and bagit from PyPI).
+bench-drive:
+    tests/bench/drive
+
+# Peak memory at full size: 200,000 files of 4 KiB and 16 uploads of 512 MiB at once (12 GiB of disk), and a drive with 1,000,000 entries (20 GiB).
 bench-memory:
     TEST_MEMORY=full cargo test --release -p barque --test process -- memory_stays --nocapture
 
 # The process tests with the spoke's clock elsewhere (needs faketime): just clock '@2038-02-01 00:00:00'
 clock AT:
-    TEST_SPOKE_CLOCK="{{AT}}" cargo test -p barque --test process -- --skip a_hundred --skip memory_stays --skip a_ping
+    TEST_SPOKE_CLOCK="{{AT}}" cargo test -p barque --test process -- --skip a_hundred --skip memory_stays --skip a_ping --skip twenty_kills --skip ten_thousand
 
 # One process test by name: just process sp_02
 process NAME:

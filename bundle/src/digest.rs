@@ -25,7 +25,7 @@ impl Sha256Digest {
     /// The digest of everything a reader gives, and how many bytes that was.
     pub fn of_reader(reader: &mut impl Read) -> io::Result<(Self, u64)> {
         let mut hasher = Hasher::new();
-        let mut buffer = vec![0u8; 256 * 1024];
+        let mut buffer = vec![0u8; 64 * 1024];
         loop {
             let n = match reader.read(&mut buffer) {
                 Ok(0) => return Ok((hasher.finish(), hasher.len())),

@@ -90,7 +90,7 @@ pub enum Command {
     /// Write plausible sensor Parquet files to try things with
     #[command(after_help = "Example:\n  barque sample ./telemetry --files 500")]
     Sample(SampleArgs),
-    /// Show the main job: two spokes push to a hub that is killed in between
+    /// Show the main job: spokes push to a hub that is killed in between, and a drive goes there and back
     #[command(
         after_help = "Example:\n  barque demo\n  barque demo --keep    # leaves the hub running and says how to query it"
     )]

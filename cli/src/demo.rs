@@ -1,9 +1,10 @@
 //! `barque demo`: the main job with real processes, told as one table.
 //!
-//! A hub with TLS and three spokes; the hub is killed with -9 in the middle of the pushes, and the
-//! link of one is cut in the middle of its large file; at the end every landed file is hashed
-//! against its source. Anything that differs is a failure.
+//! A hub with TLS and four spokes, of which a drive alone connects one. The hub is killed with -9 in
+//! the middle of the pushes, and the link of one is cut in the middle of its large file; at the end
+//! every landed file is hashed against its source. Anything that differs is a failure.
 
+mod drive;
 mod link;
 mod process;
 
@@ -73,6 +74,7 @@ impl Demo {
             self.push_nothing(spoke)?;
         }
         self.push_through_a_cut(&listen)?;
+        self.carry_a_drive()?;
         self.change_one_file()?;
         self.compare()
     }
@@ -100,8 +102,8 @@ impl Demo {
 
     fn make_samples(&mut self) -> anyhow::Result<u64> {
         let mut bytes = 0;
-        let mine = (MINE, 0);
-        for (seed, (spoke, files)) in (1..).zip(SPOKES.into_iter().chain([mine])) {
+        let more = [(MINE, 0), (drive::ISLAND, 300)];
+        for (seed, (spoke, files)) in (1..).zip(SPOKES.into_iter().chain(more)) {
             let large = (spoke == MINE).then_some(LARGE);
             let plan = Plan { files, rows: ROWS, large, seed };
             let written = sample::write(&self.source(spoke), &plan, |_| ())?;
@@ -239,7 +241,7 @@ impl Demo {
     /// Hashes every source file and its landed copy.
     fn compare(&mut self) -> anyhow::Result<()> {
         let mut equal = 0;
-        for spoke in SPOKES.map(|(spoke, _)| spoke).into_iter().chain([MINE]) {
+        for spoke in SPOKES.map(|(spoke, _)| spoke).into_iter().chain([MINE, drive::ISLAND]) {
             let source = self.source(spoke);
             let landed = self.root.join("hub/landing").join(spoke);
             for path in files_below(&source) {

@@ -10,7 +10,8 @@ use crate::entry::{Line, Lines};
 use crate::platform::{Root, Uncached};
 use crate::stream::ENTRIES;
 
-const BUFFER_BYTES: usize = 256 * 1024;
+/// Small enough to stay in the cache between the reading and the hashing of it.
+const BUFFER_BYTES: usize = 64 * 1024;
 /// Files, or pieces of them, that wait for a thread.
 const WAITING: usize = 32;
 /// Threads that hash the files of a folder.

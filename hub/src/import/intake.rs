@@ -24,7 +24,7 @@ use crate::receive::{Item, Reserved, admit};
 use crate::registry;
 use crate::staging::Slot;
 
-const BUFFER_BYTES: usize = 256 * 1024;
+const BUFFER_BYTES: usize = 64 * 1024;
 /// Files, and bytes of them, that are synced together.
 const GROUP_FILES: usize = 1_000;
 const GROUP_BYTES: u64 = 64 * 1024 * 1024;

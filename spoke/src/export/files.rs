@@ -12,7 +12,7 @@ use barque_bundle::platform::{self, Assured, Root, Uncached};
 use barque_bundle::{BundleId, HubId, Ranges, Sha256Digest};
 
 use super::LeftOut;
-use super::target::drive_fault;
+use super::target::{Durability, drive_fault};
 use crate::error::Error;
 use crate::ledger::{FileRow, Ledger};
 
@@ -125,6 +125,7 @@ pub(super) fn copy(
     to: &Path,
     buffer: &mut [u8],
     moved: &(dyn Fn(u64) + Sync),
+    durability: &Durability,
 ) -> Result<Copied, Error> {
     if let Some(assured) = is_there(row, to, buffer, moved)? {
         return Ok(Copied::Whole(assured));
@@ -167,7 +168,7 @@ pub(super) fn copy(
         remove(to)?;
         return Ok(Copied::LeftOut(changed(row)));
     }
-    platform::sync_if_known(&file).map(Copied::Whole).map_err(drive_fault(to))
+    durability.file(&file).map(Copied::Whole).map_err(drive_fault(to))
 }
 
 /// Whether an export before this one brought the file already: read from the drive where the system

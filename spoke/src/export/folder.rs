@@ -17,7 +17,7 @@ use barque_bundle::stream::{DATA, ENTRIES, HEADER, SIGNATURE};
 use barque_bundle::{FilePath, Ranges, Signed};
 
 use super::files::{self, Copied, Planned};
-use super::target::{self, drive_fault};
+use super::target::{self, Durability, drive_fault};
 use super::{Event, LeftOut, Run, Written};
 use crate::error::Error;
 use crate::ledger::{BundleRow, FileRow, Ledger};
@@ -25,7 +25,7 @@ use crate::ledger::{BundleRow, FileRow, Ledger};
 /// Files on their way to the drive at once: a sync waits for the drive and not for this machine.
 const THREADS: usize = 8;
 const WAITING: usize = 32;
-const BUFFER_BYTES: usize = 256 * 1024;
+const BUFFER_BYTES: usize = 64 * 1024;
 
 /// Writes the bundle into a folder of its own; the signature last.
 pub(super) fn write(
@@ -35,11 +35,12 @@ pub(super) fn write(
     bundle: &BundleRow,
     folder: &Path,
 ) -> Result<Written, Error> {
+    let durability = Durability::of(&run.folder)?;
     start(folder)?;
     let planned = || Planned::new(ledger, bundle.hub_id, bundle.bundle_id);
     let (files, bytes) = planned().sum()?;
     (run.events)(Event::Writing { files, bytes });
-    let (left_out, mut assured) = copy_all(run, planned(), source, folder)?;
+    let (left_out, mut assured) = copy_all(run, planned(), source, (folder, &durability))?;
     fault::after(Step::ExportFiles);
     let gone: BTreeSet<&str> = left_out.iter().map(|l| l.path.as_str()).collect();
     let listed = list(planned(), &gone, &folder.join(ENTRIES))?;
@@ -48,7 +49,7 @@ pub(super) fn write(
     let header = run.seal(ledger, bundle, &listed.entries)?;
     assured = assured.and(target::write(&folder.join(HEADER), &header.bytes)?);
     fault::after(Step::ExportHeader);
-    assured = assured.and(target::sync_all(folder, &run.folder)?);
+    assured = assured.and(durability.all(folder, &run.folder)?);
     let Signed { bytes: header, sig, .. } = header;
     let head = Head::parse(header.clone(), sig.clone())?;
     let read = run.read_back(Bundle::unsealed(folder, head)?)?;
@@ -56,7 +57,7 @@ pub(super) fn write(
     let (unfinished, signature) = (folder.join(UNFINISHED), folder.join(SIGNATURE));
     assured = assured.and(target::write(&unfinished, &sig)?);
     std::fs::rename(&unfinished, &signature).map_err(drive_fault(&signature))?;
-    assured = assured.and(target::sync_all(folder, &run.folder)?);
+    assured = assured.and(durability.all(folder, &run.folder)?);
     Ok(Written {
         path: folder.to_owned(),
         header,
@@ -96,7 +97,7 @@ fn copy_all(
     run: &Run<'_>,
     mut planned: Planned<'_>,
     source: &Root,
-    folder: &Path,
+    (folder, durability): (&Path, &Durability),
 ) -> Result<(Vec<LeftOut>, Assured), Error> {
     let (out, jobs) = mpsc::sync_channel::<Job>(WAITING);
     let jobs = Mutex::new(jobs);
@@ -113,7 +114,8 @@ fn copy_all(
             if lock().is_err() {
                 continue;
             }
-            let copied = files::copy(source, &row, &folder.join(member), &mut buffer, &moved);
+            let to = folder.join(member);
+            let copied = files::copy(source, &row, &to, &mut buffer, &moved, durability);
             let mut done = lock();
             match (copied, done.as_mut()) {
                 (Err(e), Ok(_)) => *done = Err(e),

@@ -72,6 +72,59 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<Assured, Error> {
     write().map_err(drive_fault(path))
 }
 
+/// How what is written to a drive becomes durable.
+pub(super) enum Durability {
+    /// Each file for itself, and each folder.
+    EachFile,
+    /// The whole file system at once, by the drive's folder that was opened before the first write:
+    /// it tells of every write that failed since.
+    AtOnce(File),
+}
+
+impl Durability {
+    pub fn of(drive: &Path) -> Result<Self, Error> {
+        let open = File::open(drive).map_err(drive_fault(drive))?;
+        Ok(match platform::reports_writes(&open) {
+            true => Self::AtOnce(open),
+            false => Self::EachFile,
+        })
+    }
+
+    /// Makes one file durable, or leaves it to the end.
+    pub fn file(&self, file: &File) -> io::Result<Assured> {
+        match self {
+            Self::EachFile => platform::sync_if_known(file),
+            Self::AtOnce(_) => Ok(Assured::Yes),
+        }
+    }
+
+    /// Makes all that was written durable, with the names of files and folders.
+    pub fn all(&self, bundle: &Path, drive: &Path) -> Result<Assured, Error> {
+        let Self::AtOnce(open) = self else { return sync_all(bundle, drive) };
+        match platform::sync_file_system(open).map_err(drive_fault(drive))? {
+            Assured::Yes => Ok(Assured::Yes),
+            // It does not after all: then one by one, and nobody is told that it is sure.
+            Assured::Unknown => {
+                sync_files(bundle)?;
+                sync_all(bundle, drive).map(|_| Assured::Unknown)
+            }
+        }
+    }
+}
+
+fn sync_files(folder: &Path) -> Result<(), Error> {
+    for item in std::fs::read_dir(folder).map_err(drive_fault(folder))? {
+        let item = item.map_err(drive_fault(folder))?;
+        if item.file_type().map_err(drive_fault(folder))?.is_dir() {
+            sync_files(&item.path())?;
+            continue;
+        }
+        let file = File::open(item.path()).map_err(drive_fault(folder))?;
+        platform::sync_if_known(&file).map_err(drive_fault(folder))?;
+    }
+    Ok(())
+}
+
 /// Syncs a folder and those below it, deepest first, and then the whole file system.
 pub(super) fn sync_all(bundle: &Path, folder: &Path) -> Result<Assured, Error> {
     let mut assured = Assured::Yes;
