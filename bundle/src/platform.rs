@@ -99,6 +99,18 @@ impl Root {
         Ok(file)
     }
 
+    /// Asks the system to begin reading a file that is read soon; what cannot be read is found then.
+    #[cfg(target_os = "linux")]
+    pub fn read_ahead(&self, relative: &str) {
+        if let Ok(file) = self.open_regular(relative) {
+            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed);
+        }
+    }
+
+    /// [`Root::read_ahead`], where the system has no such call.
+    #[cfg(not(target_os = "linux"))]
+    pub fn read_ahead(&self, _relative: &str) {}
+
     /// The metadata of what stands there, without opening it.
     pub fn metadata(&self, relative: &str) -> io::Result<fs::Metadata> {
         self.at(relative, LOOK)?.metadata()
