@@ -1,7 +1,6 @@
 //! A bundle that is a folder: opened without following a link, and nothing in it but what is
 //! declared.
 
-use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -113,13 +112,14 @@ pub(super) fn nothing_else(root: &Root, count: u64, all: &Reopen) -> Result<(), 
     }
     // Only now is it worth to know which one.
     let hashing = RandomState::new();
-    let mut declared = HashSet::new();
+    let mut declared = Vec::new();
     let mut lines = Lines::new(all().map_err(OpenError::io(ENTRIES))?, ENTRIES_MAX);
     while let Some(line) = lines.next_line()? {
-        declared.insert(hashing.hash_one(line.member()));
+        declared.push(hashing.hash_one(line.member()));
     }
+    declared.sort_unstable();
     walk(root.path(), &mut |name| match name.starts_with(DATA)
-        && !declared.contains(&hashing.hash_one(name))
+        && declared.binary_search(&hashing.hash_one(name)).is_err()
     {
         true => Err(OpenError::Undeclared { member: name.to_owned() }),
         false => Ok(()),

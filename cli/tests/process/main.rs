@@ -13,10 +13,12 @@ mod cut;
 mod daemon;
 mod drive_crashes;
 mod drive_machines;
+mod drive_offline;
 mod drive_refusals;
 mod drives;
 mod edge_cases;
 mod errors;
+mod forge;
 mod http;
 mod hub_cases;
 mod identity;
@@ -64,6 +66,7 @@ fn main() {
         proofs::trials(),
         drive_crashes::trials(),
         drive_machines::trials(),
+        drive_offline::trials(),
         drive_refusals::trials(),
         kills::trials(),
     ]

@@ -1,7 +1,7 @@
 //! A bundle as a folder on the drive: any reader of files can look at it, and it goes on file by
 //! file after a crash.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{BufWriter, Write as _};
@@ -36,16 +36,18 @@ pub(super) fn write(
     folder: &Path,
 ) -> Result<Written, Error> {
     let durability = Durability::of(&run.folder)?;
-    start(folder)?;
+    let left = start(folder)?;
     let planned = || Planned::new(ledger, bundle.hub_id, bundle.bundle_id);
     let (files, bytes) = planned().sum()?;
     (run.events)(Event::Writing { files, bytes });
     let (left_out, mut assured) = copy_all(run, planned(), source, (folder, &durability))?;
     fault::after(Step::ExportFiles);
     let gone: BTreeSet<&str> = left_out.iter().map(|l| l.path.as_str()).collect();
-    let listed = list(planned(), &gone, &folder.join(ENTRIES))?;
+    let listed = list(planned(), &gone, &folder.join(ENTRIES), left)?;
     assured = assured.and(listed.assured);
-    remove_others(folder, &listed)?;
+    if left == Left::ByAnother {
+        remove_others(folder, &listed)?;
+    }
     let header = run.seal(ledger, bundle, &listed.entries)?;
     assured = assured.and(target::write(&folder.join(HEADER), &header.bytes)?);
     fault::after(Step::ExportHeader);
@@ -76,18 +78,26 @@ const UNFINISHED: &str = "manifest.sig.part";
 
 /// Makes the bundle's folder, or looks at what an export before this one left in it: somebody may
 /// have had the drive since, so nothing is written through a link.
-fn start(folder: &Path) -> Result<(), Error> {
+fn start(folder: &Path) -> Result<Left, Error> {
     match std::fs::symlink_metadata(folder) {
         Ok(m) if m.is_dir() => {
             walk(folder, &mut |_| Ok(()))?;
-            files::remove(&folder.join(SIGNATURE))
+            files::remove(&folder.join(SIGNATURE)).map(|()| Left::ByAnother)
         }
         Ok(_) => Err(Error::Usage(format!(
             "{} is no folder: move it away, and export again",
             folder.display()
         ))),
-        Err(_) => std::fs::create_dir(folder).map_err(drive_fault(folder)),
+        Err(_) => std::fs::create_dir(folder).map(|()| Left::Nothing).map_err(drive_fault(folder)),
     }
+}
+
+/// What lies in the bundle's folder before the first file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// Files of an export before this one, of which some may not be planned any more.
+    ByAnother,
 }
 
 type Job = (FileRow, String);
@@ -155,14 +165,20 @@ struct Listed {
     seqs: Ranges,
     assured: Assured,
     hashing: RandomState,
-    members: HashSet<u64>,
+    /// Hashes of the members' names, ascending; none where nothing else can be there.
+    members: Vec<u64>,
 }
 
 /// Writes `entries.jsonl` over what was planned and not left out.
-fn list(mut planned: Planned<'_>, gone: &BTreeSet<&str>, to: &Path) -> Result<Listed, Error> {
+fn list(
+    mut planned: Planned<'_>,
+    gone: &BTreeSet<&str>,
+    to: &Path,
+    left: Left,
+) -> Result<Listed, Error> {
     let mut out = BufWriter::new(File::create(to).map_err(drive_fault(to))?);
     let (mut entries, mut numbers) = (Summing::new(), Vec::new());
-    let (hashing, mut members) = (RandomState::new(), HashSet::new());
+    let (hashing, mut members) = (RandomState::new(), Vec::new());
     let mut names = Names::new();
     while let Some(row) = planned.next_row()? {
         // Also of what was left out, so that each name is the one it was written under.
@@ -175,9 +191,12 @@ fn list(mut planned: Planned<'_>, gone: &BTreeSet<&str>, to: &Path) -> Result<Li
         text.push(b'\n');
         entries.add(&line.entry, &text);
         numbers.push(line.entry.seq);
-        members.insert(hashing.hash_one(line.member()));
+        if left == Left::ByAnother {
+            members.push(hashing.hash_one(line.member()));
+        }
         out.write_all(&text).map_err(drive_fault(to))?;
     }
+    members.sort_unstable();
     let file = out.into_inner().map_err(|e| drive_fault(to)(e.into_error()))?;
     let assured = platform::sync_if_known(&file).map_err(drive_fault(to))?;
     Ok(Listed { entries, seqs: Ranges::from_numbers(numbers), assured, hashing, members })
@@ -188,7 +207,7 @@ fn remove_others(folder: &Path, listed: &Listed) -> Result<(), Error> {
     let mut others = Vec::new();
     walk(folder, &mut |name| {
         let is_ours = [ENTRIES, HEADER, SIGNATURE].contains(&name);
-        if !is_ours && !listed.members.contains(&listed.hashing.hash_one(name)) {
+        if !is_ours && listed.members.binary_search(&listed.hashing.hash_one(name)).is_err() {
             others.push(name.to_owned());
         }
         Ok(())

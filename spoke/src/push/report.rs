@@ -490,13 +490,17 @@ mod tests {
         ledger.add_hub(hub_id, SeriesId::new(now, [1; 10]), 0).unwrap();
         let stat = StatRow { size_bytes: 1, mtime_ns: 1, ctime_ns: 1, inode: 1 };
         let mut changes = Vec::new();
-        for name in ["left", "lost"] {
+        for name in ["left", "lost", "on-a-drive"] {
             let path: barque_bundle::FilePath = format!("{name}.parquet").parse().unwrap();
             changes.push(Change::Number { path, stat, sha256: Sha256Digest::of(b""), class: 100 });
         }
         ledger.record(hub_id, &changes, now).unwrap();
         ledger.clear_notes().unwrap();
-        ledger.add_met(&"left.parquet".parse().unwrap()).unwrap();
+        for met in ["left.parquet", "on-a-drive.parquet"] {
+            ledger.add_met(&met.parse().unwrap()).unwrap();
+        }
+        let exported = "UPDATE files SET state='exported' WHERE path='on-a-drive.parquet'";
+        assert_eq!(ledger.connection.execute(exported, []).unwrap(), 1);
         let mut scan = ScanReport { discovered: 17, not_settled: 1, ..ScanReport::default() };
         scan.skipped.insert("link".into(), 2);
         scan.states = State::ALL.into_iter().map(|s| (s, 1)).collect();
