@@ -84,6 +84,18 @@ pub(super) const DIGEST_FOR_ANOTHER: &str =
     "SELECT f.* FROM hubs h CROSS JOIN files f ON f.hub_id = h.hub_id AND f.path = ?2
      WHERE h.hub_id <> ?1 AND f.state IN ('pending', 'in_flight', 'exported', 'synced')";
 
+/// One search for each column where a key may differ: a chain of ORs would walk the index from its
+/// start for every page, and the time of a pass would grow with the square of what waits.
+pub(super) const PENDING_PAGE: &str = "
+    SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending'
+        AND attempts = ?2 AND class = ?3 AND partition_ms = ?4 AND path > ?5
+    UNION ALL SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending'
+        AND attempts = ?2 AND class = ?3 AND partition_ms < ?4
+    UNION ALL SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending'
+        AND attempts = ?2 AND class > ?3
+    UNION ALL SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending' AND attempts > ?2
+    ORDER BY attempts, class, partition_ms DESC, path LIMIT ?6";
+
 /// Void numbers that are told in one request.
 const VOIDS_AT_ONCE: i64 = 2_000;
 
@@ -184,24 +196,16 @@ impl Ledger {
         after: &PageKey,
         limit: usize,
     ) -> Result<Vec<FileRow>, Error> {
-        let mut statement = self
-            .connection
-            .prepare_cached(
-                "SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending'
-                   AND (attempts > ?2 OR (attempts = ?2 AND (class > ?6 OR (class = ?6 AND
-                        (partition_ms < ?3 OR (partition_ms = ?3 AND path > ?4))))))
-                 ORDER BY attempts, class, partition_ms DESC, path LIMIT ?5",
-            )
-            .map_err(self.wrap())?;
+        let mut statement = self.connection.prepare_cached(PENDING_PAGE).map_err(self.wrap())?;
         let rows = statement
             .query_map(
                 params![
                     hub_id.to_string(),
                     after.attempts,
+                    after.class,
                     after.partition_ms,
                     after.path,
                     signed(limit as u64),
-                    after.class
                 ],
                 row,
             )

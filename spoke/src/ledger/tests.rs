@@ -236,14 +236,59 @@ fn what_is_set_aside_at_the_same_time_twice_is_kept_twice() {
     assert_eq!(kept.iter().filter(|k| k.exists()).count(), 4, "{kept:?}");
 }
 
+fn plan_of(ledger: &Ledger, sql: &str, params: &[&str]) -> Vec<String> {
+    let mut plan = ledger.connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+    let params = rusqlite::params_from_iter(params);
+    let rows = plan.query_map(params, |r| r.get::<_, String>(3)).unwrap();
+    rows.collect::<Result<_, _>>().unwrap()
+}
+
 #[test]
 fn the_digest_for_another_hub_is_searched_for_and_all_files_are_not_looked_through() {
     let dir = tempfile::tempdir().unwrap();
-    let l = ledger(dir.path());
-    let sql = format!("EXPLAIN QUERY PLAN {}", read::DIGEST_FOR_ANOTHER);
-    let mut plan = l.connection.prepare(&sql).unwrap();
-    let rows = plan.query_map(["a", "b"], |r| r.get::<_, String>(3)).unwrap();
-    let plan: Vec<String> = rows.collect::<Result<_, _>>().unwrap();
+    let plan = plan_of(&ledger(dir.path()), read::DIGEST_FOR_ANOTHER, &["a", "b"]);
     assert!(plan.iter().any(|p| p.starts_with("SEARCH f USING PRIMARY KEY")), "{plan:?}");
     assert!(plan.iter().all(|p| !p.starts_with("SCAN f")), "{plan:?}");
+}
+
+#[test]
+fn a_page_of_pending_files_begins_where_the_last_one_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = ["h", "0", "100", "0", "p", "10"];
+    let plan = plan_of(&ledger(dir.path()), read::PENDING_PAGE, &key);
+    let exact = "(hub_id=? AND attempts=? AND class=? AND partition_ms=? AND path>?)";
+    assert!(plan.iter().any(|p| p.ends_with(exact)), "{plan:?}");
+    let searches = plan.iter().filter(|p| p.contains("USING INDEX files_pending")).count();
+    assert_eq!(searches, 4, "{plan:?}");
+    assert!(plan.iter().all(|p| !p.contains("TEMP B-TREE")), "{plan:?}");
+}
+
+#[test]
+fn pages_of_pending_files_give_each_once_in_the_order_of_sending() {
+    let dir = tempfile::tempdir().unwrap();
+    let l = ledger(dir.path());
+    let mut expected = Vec::new();
+    for n in 0..81_i64 {
+        let key = (n % 3, n / 3 % 3 * 100, n / 9 % 3 * 1000);
+        let path = format!("f{}.parquet", n * 37 % 81);
+        l.connection
+            .execute(
+                "INSERT INTO files (hub_id, path, size_bytes, mtime_ns, ctime_ns, inode, sha256,
+                                    state, seq, attempts, class, partition_ms, since)
+                 VALUES (?1, ?2, 1, 1, 1, 1, zeroblob(32), 'pending', ?6, ?3, ?4, ?5, 0)",
+                rusqlite::params![hub().to_string(), path, key.0, key.1, key.2, n],
+            )
+            .unwrap();
+        expected.push((key.0, key.1, std::cmp::Reverse(key.2), path));
+    }
+    expected.sort();
+    let (mut found, mut after) = (Vec::new(), read::PageKey::first());
+    loop {
+        let page = l.pending_page(hub(), &after, 7).unwrap();
+        let Some(last) = page.last() else { break };
+        after = last.page_key();
+        found.extend(page.iter().map(|r| r.path.to_string()));
+    }
+    let expected: Vec<String> = expected.into_iter().map(|e| e.3).collect();
+    assert_eq!(found, expected);
 }
