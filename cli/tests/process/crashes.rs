@@ -147,6 +147,7 @@ fn no_receipt_covers_a_file_whose_sync_failed_and_the_next_push_is_whole() {
     }
     // Two files, the staging folder, and the folders of landing from the files up.
     assert!((8..SYNCS_MAX).contains(&reached), "{reached} syncs were failed");
-    // Both staged files and their folder.
-    assert!(were_condemned >= 3, "{were_condemned} syncs condemned a bundle");
+    // The first group's file and its folder. On a busy machine the second file comes in a group of
+    // its own, whose syncs have other numbers each time, between those of what is made visible.
+    assert!(were_condemned >= 2, "{were_condemned} syncs condemned a bundle");
 }
