@@ -1,5 +1,6 @@
 //! Faults on purpose, for tests, as `BARQUE_FAULT` tells: `abort-after:STEP` ends the process at a
-//! step, `fail-sync:N` fails the N-th sync of the process.
+//! step, `fail-sync:N` fails the N-th sync of the process, `fail-sync:N:TEXT` the N-th of those whose
+//! file or folder has TEXT in its path.
 //!
 //! Only with the feature `fault`, which nothing but the tests of the command line turns on; a
 //! release knows nothing of it. This is the one place of a library that reads the environment.
@@ -106,14 +107,20 @@ pub fn after(_step: Step) {}
 
 /// Fails when this sync is the one that is told to.
 #[cfg(feature = "fault")]
-pub fn before_sync() -> std::io::Result<()> {
+pub fn before_sync(file: &std::fs::File) -> std::io::Result<()> {
+    use std::os::fd::AsRawFd as _;
     use std::sync::atomic::{AtomicU64, Ordering};
     static SYNCS: AtomicU64 = AtomicU64::new(0);
     let told = std::env::var("BARQUE_FAULT").unwrap_or_default();
-    let Some(nth) = told.strip_prefix("fail-sync:").and_then(|n| n.parse::<u64>().ok()) else {
-        return Ok(());
-    };
-    if SYNCS.fetch_add(1, Ordering::SeqCst) + 1 == nth {
+    let Some(told) = told.strip_prefix("fail-sync:") else { return Ok(()) };
+    let (nth, text) = told.split_once(':').unwrap_or((told, ""));
+    if !text.is_empty() {
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        if !path.to_string_lossy().contains(text) {
+            return Ok(());
+        }
+    }
+    if nth.parse() == Ok(SYNCS.fetch_add(1, Ordering::SeqCst) + 1) {
         return Err(std::io::Error::other(SYNC_FAULT));
     }
     Ok(())
@@ -124,6 +131,6 @@ pub const SYNC_FAULT: &str = "the sync was failed on purpose";
 
 /// Fails when this sync is the one that is told to.
 #[cfg(not(feature = "fault"))]
-pub fn before_sync() -> std::io::Result<()> {
+pub fn before_sync(_file: &std::fs::File) -> std::io::Result<()> {
     Ok(())
 }

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 /// A failed sync condemns what it covered: the kernel may have dropped the pages, so the caller
 /// must not call again and believe a success.
 pub fn sync(file: &File) -> io::Result<()> {
-    let synced = crate::fault::before_sync().and_then(|()| file.sync_all());
+    let synced = crate::fault::before_sync(file).and_then(|()| file.sync_all());
     let count = if synced.is_ok() { &SYNCS_DONE } else { &SYNCS_FAILED };
     count.fetch_add(1, Ordering::Relaxed);
     synced
