@@ -126,6 +126,19 @@ impl Ledger {
         move |source| Error::Sqlite { path, source }
     }
 
+    /// All rows that a query finds.
+    pub(crate) fn rows<T>(
+        &self,
+        sql: &str,
+        params: impl rusqlite::Params,
+        row: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>, Error> {
+        self.connection
+            .prepare_cached(sql)
+            .and_then(|mut s| s.query_map(params, row)?.collect())
+            .map_err(self.wrap())
+    }
+
     /// Adds a hub with a new series, unless it is known.
     pub fn add_hub(&self, hub_id: HubId, series: SeriesId, offset_ms: i64) -> Result<(), Error> {
         self.connection

@@ -20,6 +20,13 @@ const IN_TRANSIT_MAX: u32 = 500;
 /// a hub subtracts what it has answered.
 const RANGES_MAX: usize = 40;
 
+/// Files by their bundle, always through the index over those that have one: SQLite guesses that
+/// going through all files of the hub is cheaper. A query with it cannot be prepared without
+/// [`HAS_BUNDLE`].
+const FILES: &str = "files INDEXED BY files_by_bundle";
+/// In the words of that index.
+const HAS_BUNDLE: &str = "state IN ('pending', 'exported') AND bundle_id IS NOT NULL";
+
 /// Where a bundle stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -142,41 +149,30 @@ impl Ledger {
         hub_id: Option<HubId>,
         state: BundleState,
     ) -> Result<Vec<BundleRow>, Error> {
-        let mut statement = self
-            .connection
-            .prepare_cached(
-                "SELECT * FROM bundles WHERE (?1 IS NULL OR hub_id = ?1) AND state = ?2
-                 ORDER BY bundle_id DESC",
-            )
-            .map_err(self.wrap())?;
-        let hub = hub_id.map(|h| h.to_string());
-        let rows =
-            statement.query_map(params![hub, state.as_str()], bundle_row).map_err(self.wrap())?;
-        rows.collect::<Result<_, _>>().map_err(self.wrap())
+        self.rows(
+            "SELECT * FROM bundles WHERE (?1 IS NULL OR hub_id = ?1) AND state = ?2
+             ORDER BY bundle_id DESC",
+            params![hub_id.map(|h| h.to_string()), state.as_str()],
+            bundle_row,
+        )
     }
 
     /// Bundles that are on their way to a hub, as headers and check-ins name them.
     pub fn in_transit(&self, hub_id: HubId) -> Result<Vec<InTransit>, Error> {
-        let mut statement = self
-            .connection
-            .prepare_cached(
-                "SELECT * FROM bundles WHERE hub_id = ?1 AND state = 'exported'
-                 ORDER BY bundle_id DESC LIMIT ?2",
-            )
-            .map_err(self.wrap())?;
-        let rows = statement
-            .query_map(params![hub_id.to_string(), IN_TRANSIT_MAX], |r| {
-                let row = bundle_row(r)?;
-                Ok(InTransit {
-                    bundle_id: row.bundle_id,
-                    label: row.label,
-                    created_at: row.created_at,
-                    series: Some(row.series),
-                    seqs: row.seqs,
-                })
-            })
-            .map_err(self.wrap())?;
-        rows.collect::<Result<_, _>>().map_err(self.wrap())
+        let rows = self.rows(
+            "SELECT * FROM bundles WHERE hub_id = ?1 AND state = 'exported'
+             ORDER BY bundle_id DESC LIMIT ?2",
+            params![hub_id.to_string(), IN_TRANSIT_MAX],
+            bundle_row,
+        )?;
+        let told = rows.into_iter().map(|row| InTransit {
+            bundle_id: row.bundle_id,
+            label: row.label,
+            created_at: row.created_at,
+            series: Some(row.series),
+            seqs: row.seqs,
+        });
+        Ok(told.collect())
     }
 
     /// Plans pending files for a bundle, or (none) takes them out of the one that they name.
@@ -207,21 +203,15 @@ impl Ledger {
         after: &str,
         limit: usize,
     ) -> Result<Vec<FileRow>, Error> {
-        let mut statement = self
-            .connection
-            .prepare_cached(
-                "SELECT * FROM files WHERE hub_id = ?1 AND bundle_id = ?2 AND path > ?3
-                   AND state IN ('pending', 'exported') AND bundle_id IS NOT NULL
-                 ORDER BY path LIMIT ?4",
-            )
-            .map_err(self.wrap())?;
-        let rows = statement
-            .query_map(
-                params![hub_id.to_string(), bundle_id.to_string(), after, signed(limit as u64)],
-                file_row,
-            )
-            .map_err(self.wrap())?;
-        rows.collect::<Result<_, _>>().map_err(self.wrap())
+        let sql = format!(
+            "SELECT * FROM {FILES} WHERE hub_id = ?1 AND bundle_id = ?2 AND path > ?3
+               AND {HAS_BUNDLE} ORDER BY path LIMIT ?4"
+        );
+        self.rows(
+            &sql,
+            params![hub_id.to_string(), bundle_id.to_string(), after, signed(limit as u64)],
+            file_row,
+        )
     }
 
     /// The bundle is whole on its drive: what is planned for it is exported.
@@ -235,11 +225,11 @@ impl Ledger {
         let (hub, bundle) = (hub_id.to_string(), bundle_id.to_string());
         let seqs = serde_json::to_string(&told(&sealed.seqs)).unwrap_or_default();
         self.transaction(|c| {
-            c.execute(
-                "UPDATE files SET state = 'exported', since = ?3
-                 WHERE hub_id = ?1 AND bundle_id = ?2 AND state = 'pending'",
-                params![hub, bundle, now.unix_ms()],
-            )?;
+            let sql = format!(
+                "UPDATE {FILES} SET state = 'exported', since = ?3
+                 WHERE hub_id = ?1 AND bundle_id = ?2 AND {HAS_BUNDLE} AND state = 'pending'"
+            );
+            c.execute(&sql, params![hub, bundle, now.unix_ms()])?;
             c.execute(
                 "UPDATE bundles SET state = 'exported', files = ?2, bytes = ?3, seqs = ?4,
                         header = ?5, sig = ?6, since = ?7 WHERE bundle_id = ?1",
@@ -269,14 +259,9 @@ impl Ledger {
         let (hub, bundle) = (hub_id.to_string(), bundle_id.to_string());
         self.transaction(|c| {
             renumber(c, &hub, &bundle)?;
-            let n = c.execute(
-                "UPDATE files SET state = 'pending', bundle_id = NULL, since = ?3
-                 WHERE hub_id = ?1 AND bundle_id = ?2 AND state IN ('pending', 'exported')
-                   AND bundle_id IS NOT NULL",
-                params![hub, bundle, now.unix_ms()],
-            )?;
+            let n = let_wait(c, &hub, &bundle, "state IN ('pending', 'exported')", now)?;
             set_state(c, &bundle, to, now)?;
-            Ok(n as u64)
+            Ok(n)
         })
     }
 
@@ -303,16 +288,13 @@ impl Ledger {
     /// Bundles of which no file waits any more are acknowledged.
     pub fn close_bundles(&mut self, hub_id: HubId, now: Timestamp) -> Result<(), Error> {
         self.transaction(|c| {
-            c.execute(
-                "UPDATE bundles SET state = 'acknowledged', since = ?2
+            let sql = format!(
+                "UPDATE bundles AS b SET state = 'acknowledged', since = ?2
                  WHERE hub_id = ?1 AND state = 'exported' AND NOT EXISTS
-                     (SELECT 1 FROM files f WHERE f.hub_id = bundles.hub_id
-                         AND f.bundle_id = bundles.bundle_id
-                         AND f.state IN ('pending', 'exported') AND f.bundle_id IS NOT NULL
-                         AND f.state = 'exported')",
-                params![hub_id.to_string(), now.unix_ms()],
-            )
-            .map(drop)
+                     (SELECT 1 FROM {FILES} WHERE hub_id = b.hub_id
+                        AND bundle_id = b.bundle_id AND {HAS_BUNDLE} AND state = 'exported')"
+            );
+            c.execute(&sql, params![hub_id.to_string(), now.unix_ms()]).map(drop)
         })
     }
 
@@ -326,12 +308,7 @@ impl Ledger {
         let (hub, bundle) = (hub_id.to_string(), bundle_id.to_string());
         self.transaction(|c| {
             renumber(c, &hub, &bundle)?;
-            let n = c.execute(
-                "UPDATE files SET state = 'pending', bundle_id = NULL, since = ?3
-                 WHERE hub_id = ?1 AND bundle_id = ?2 AND state IN ('pending', 'exported')
-                   AND bundle_id IS NOT NULL AND state = 'exported'",
-                params![hub, bundle, now.unix_ms()],
-            )?;
+            let n = let_wait(c, &hub, &bundle, "state = 'exported'", now)?;
             let state: Option<String> = c
                 .query_row("SELECT state FROM bundles WHERE bundle_id = ?1", [&bundle], |r| {
                     r.get(0)
@@ -341,7 +318,7 @@ impl Ledger {
             if state.as_deref() == Some("exported") {
                 set_state(c, &bundle, BundleState::Acknowledged, now)?;
             }
-            Ok(n as u64)
+            Ok(n)
         })
     }
 
@@ -511,17 +488,32 @@ fn set_state(
     .map(drop)
 }
 
+/// These files of a bundle wait again; how many they are.
+fn let_wait(
+    c: &Connection,
+    hub: &str,
+    bundle: &str,
+    which: &str,
+    now: Timestamp,
+) -> rusqlite::Result<u64> {
+    let sql = format!(
+        "UPDATE {FILES} SET state = 'pending', bundle_id = NULL, since = ?3
+         WHERE hub_id = ?1 AND bundle_id = ?2 AND {HAS_BUNDLE} AND {which}"
+    );
+    c.execute(&sql, params![hub, bundle, now.unix_ms()]).map(|n| n as u64)
+}
+
 /// Gives numbers of the present series to exported files whose own series was replaced.
 fn renumber(c: &Connection, hub: &str, bundle: &str) -> rusqlite::Result<()> {
-    let n = c.execute(
+    let sql = format!(
         "UPDATE files SET seq = n.seq
-         FROM (SELECT f.path, h.seq_head + row_number() OVER (ORDER BY f.path) AS seq
-               FROM files f JOIN hubs h ON h.hub_id = f.hub_id
-               WHERE f.hub_id = ?1 AND f.bundle_id = ?2 AND f.state = 'exported'
-                 AND f.seq IS NULL) AS n
-         WHERE files.hub_id = ?1 AND files.path = n.path",
-        [hub, bundle],
-    )?;
+         FROM (SELECT path, (SELECT seq_head FROM hubs WHERE hub_id = ?1)
+                      + row_number() OVER (ORDER BY path) AS seq
+               FROM {FILES} WHERE hub_id = ?1 AND bundle_id = ?2
+                 AND {HAS_BUNDLE} AND state = 'exported' AND seq IS NULL) AS n
+         WHERE files.hub_id = ?1 AND files.path = n.path"
+    );
+    let n = c.execute(&sql, [hub, bundle])?;
     c.execute(
         "UPDATE hubs SET seq_head = seq_head + ?2 WHERE hub_id = ?1",
         params![hub, signed(n as u64)],

@@ -176,17 +176,8 @@ impl Ledger {
         path: &FilePath,
         stat: &StatRow,
     ) -> Result<Option<Sha256Digest>, Error> {
-        let mut statement =
-            self.connection.prepare_cached(DIGEST_FOR_ANOTHER).map_err(self.wrap())?;
-        let rows =
-            statement.query_map([&hub_id.to_string(), path.as_str()], row).map_err(self.wrap())?;
-        for found in rows {
-            let found = found.map_err(self.wrap())?;
-            if found.stat == *stat {
-                return Ok(found.sha256);
-            }
-        }
-        Ok(None)
+        let found = self.rows(DIGEST_FOR_ANOTHER, [&hub_id.to_string(), path.as_str()], row)?;
+        Ok(found.into_iter().find(|f| f.stat == *stat).and_then(|f| f.sha256))
     }
 
     /// Pending files behind a key, in the order of sending.
@@ -196,21 +187,15 @@ impl Ledger {
         after: &PageKey,
         limit: usize,
     ) -> Result<Vec<FileRow>, Error> {
-        let mut statement = self.connection.prepare_cached(PENDING_PAGE).map_err(self.wrap())?;
-        let rows = statement
-            .query_map(
-                params![
-                    hub_id.to_string(),
-                    after.attempts,
-                    after.class,
-                    after.partition_ms,
-                    after.path,
-                    signed(limit as u64),
-                ],
-                row,
-            )
-            .map_err(self.wrap())?;
-        rows.collect::<Result<_, _>>().map_err(self.wrap())
+        let key = params![
+            hub_id.to_string(),
+            after.attempts,
+            after.class,
+            after.partition_ms,
+            after.path,
+            signed(limit as u64),
+        ];
+        self.rows(PENDING_PAGE, key, row)
     }
 
     /// Files in a state by name behind `after`, at most `limit`.
@@ -221,20 +206,12 @@ impl Ledger {
         after: &str,
         limit: usize,
     ) -> Result<Vec<FileRow>, Error> {
-        let mut statement = self
-            .connection
-            .prepare_cached(
-                "SELECT * FROM files WHERE hub_id = ?1 AND state = ?2 AND path > ?3
-                 ORDER BY path LIMIT ?4",
-            )
-            .map_err(self.wrap())?;
-        let rows = statement
-            .query_map(
-                params![hub_id.to_string(), state.as_str(), after, signed(limit as u64)],
-                row,
-            )
-            .map_err(self.wrap())?;
-        rows.collect::<Result<_, _>>().map_err(self.wrap())
+        self.rows(
+            "SELECT * FROM files WHERE hub_id = ?1 AND state = ?2 AND path > ?3
+             ORDER BY path LIMIT ?4",
+            params![hub_id.to_string(), state.as_str(), after, signed(limit as u64)],
+            row,
+        )
     }
 
     pub fn tally(&self, hub_id: HubId) -> Result<Tally, Error> {
@@ -268,19 +245,12 @@ impl Ledger {
 
     /// Void numbers of a series that the hub has not recorded yet, the lowest ones first.
     pub fn untold_voids(&self, hub_id: HubId, series: SeriesId) -> Result<Ranges, Error> {
-        let mut statement = self
-            .connection
-            .prepare_cached(
-                "SELECT seq FROM voids WHERE hub_id = ?1 AND series = ?2 AND told = 0
-                 ORDER BY seq LIMIT ?3",
-            )
-            .map_err(self.wrap())?;
-        let rows = statement
-            .query_map(params![hub_id.to_string(), series.to_string(), VOIDS_AT_ONCE], |r| {
-                r.get(0).map(unsigned)
-            })
-            .map_err(self.wrap())?;
-        let numbers: Vec<u64> = rows.collect::<Result<_, _>>().map_err(self.wrap())?;
+        let numbers = self.rows(
+            "SELECT seq FROM voids WHERE hub_id = ?1 AND series = ?2 AND told = 0
+             ORDER BY seq LIMIT ?3",
+            params![hub_id.to_string(), series.to_string(), VOIDS_AT_ONCE],
+            |r| r.get(0).map(unsigned),
+        )?;
         Ok(Ranges::from_numbers(numbers))
     }
 
@@ -328,16 +298,11 @@ impl Ledger {
     }
 
     pub(crate) fn chosen_page(&self, after: &str, limit: usize) -> Result<Vec<FilePath>, Error> {
-        let mut statement = self
-            .connection
-            .prepare_cached("SELECT path FROM chosen WHERE path > ?1 ORDER BY path LIMIT ?2")
-            .map_err(self.wrap())?;
-        let rows = statement
-            .query_map(params![after, signed(limit as u64)], |r| {
-                r.get::<_, String>(0)?.parse().map_err(|_| rusqlite::Error::InvalidQuery)
-            })
-            .map_err(self.wrap())?;
-        rows.collect::<Result<_, _>>().map_err(self.wrap())
+        self.rows(
+            "SELECT path FROM chosen WHERE path > ?1 ORDER BY path LIMIT ?2",
+            params![after, signed(limit as u64)],
+            |r| r.get::<_, String>(0)?.parse().map_err(|_| rusqlite::Error::InvalidQuery),
+        )
     }
 
     /// The scan counted this file as pending, or exported.
@@ -395,12 +360,10 @@ impl Ledger {
         after: &str,
         limit: usize,
     ) -> Result<Vec<(FilePath, StatRow)>, Error> {
-        let mut statement = self
-            .connection
-            .prepare_cached("SELECT * FROM young WHERE path > ?1 ORDER BY path LIMIT ?2")
-            .map_err(self.wrap())?;
-        let rows = statement
-            .query_map(params![after, signed(limit as u64)], |r| {
+        self.rows(
+            "SELECT * FROM young WHERE path > ?1 ORDER BY path LIMIT ?2",
+            params![after, signed(limit as u64)],
+            |r| {
                 let path: String = r.get("path")?;
                 let stat = StatRow {
                     size_bytes: unsigned(r.get("size_bytes")?),
@@ -409,8 +372,7 @@ impl Ledger {
                     inode: r.get::<_, i64>("inode")?.cast_unsigned(),
                 };
                 Ok((path.parse().map_err(|_| rusqlite::Error::InvalidQuery)?, stat))
-            })
-            .map_err(self.wrap())?;
-        rows.collect::<Result<_, _>>().map_err(self.wrap())
+            },
+        )
     }
 }

@@ -62,11 +62,7 @@ impl Ledger {
             "SELECT path, gone_since FROM files
              WHERE hub_id = ?1 AND path > ?2 AND state IN {AT_REST} ORDER BY path LIMIT ?3"
         );
-        let mut statement = self.connection.prepare_cached(&sql).map_err(self.wrap())?;
-        let rows = statement
-            .query_map(params![hub, after, signed(PAGE)], |r| Ok((r.get(0)?, r.get(1)?)))
-            .map_err(self.wrap())?;
-        rows.collect::<Result<_, _>>().map_err(self.wrap())
+        self.rows(&sql, params![hub, after, signed(PAGE)], |r| Ok((r.get(0)?, r.get(1)?)))
     }
 
     fn note_gone(
@@ -127,14 +123,12 @@ impl Ledger {
 
     /// How large bodies to each address may be, as learned within the last week.
     pub fn body_sizes(&self, now: Timestamp) -> Result<HashMap<String, u64>, Error> {
-        let mut statement = self
-            .connection
-            .prepare("SELECT address, max_bytes FROM bodies WHERE abs(?1 - since) < ?2")
-            .map_err(self.wrap())?;
-        let rows = statement
-            .query_map(params![now.unix_ms(), BODIES_MS], |r| Ok((r.get(0)?, unsigned(r.get(1)?))))
-            .map_err(self.wrap())?;
-        rows.collect::<Result<_, _>>().map_err(self.wrap())
+        let sizes = self.rows(
+            "SELECT address, max_bytes FROM bodies WHERE abs(?1 - since) < ?2",
+            params![now.unix_ms(), BODIES_MS],
+            |r| Ok((r.get(0)?, unsigned(r.get(1)?))),
+        )?;
+        Ok(sizes.into_iter().collect())
     }
 
     pub fn set_body_size(
