@@ -25,7 +25,7 @@ use crate::command::{Command, CommandRefusal, RecordImport, Reply};
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
 use crate::manifest::query;
-use crate::receive::log_and_refuse;
+use crate::receive::{log_and_refuse, taken_over};
 
 pub use intake::check;
 pub use job::{Imports, Job, Running};
@@ -136,11 +136,6 @@ async fn finish(parts: &Arc<Parts>, job: &Job, verified: intake::Verified) -> Re
         "bundle imported"
     );
     Ok(())
-}
-
-fn taken_over() -> Refusal {
-    let detail = "another node has taken this import over; what was registered stands";
-    Refusal::new(ErrorKind::Conflict, "import_taken_over", detail)
 }
 
 /// The refusal of a bundle that was imported before.

@@ -256,8 +256,7 @@ pub(crate) async fn agree(
         ));
     }
     if replies.iter().any(|r| matches!(r, OperationReply::Fenced)) {
-        let detail = "another node has taken this import over; what was registered stands";
-        return Err(Refusal::new(ErrorKind::Conflict, "import_taken_over", detail));
+        return Err(taken_over());
     }
     await_promotion(parts, &replies).await?;
     let answers = asked.into_iter().zip(replies);
@@ -268,6 +267,12 @@ pub(crate) async fn agree(
     let lines = tokio::task::spawn_blocking(move || agreed_lines(&parts, &spoke, answers));
     let lines = lines.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
     lines.map_err(|e| log_and_refuse(&e))
+}
+
+/// The claim of an import is another node's now.
+pub(crate) fn taken_over() -> Refusal {
+    let detail = "another node has taken this import over; what was registered stands";
+    Refusal::new(ErrorKind::Conflict, "import_taken_over", detail)
 }
 
 async fn await_promotion(parts: &Parts, replies: &[OperationReply]) -> Result<(), Refusal> {

@@ -147,17 +147,7 @@ impl Ledger {
             .map_err(wrap())
     }
 
-    /// Forgets the files of an import, or (none) of all that were noted before a time.
-    pub fn forget_import(&self, key: &ImportKey) -> Result<(), Error> {
-        self.lock()
-            .execute(
-                "DELETE FROM import_files WHERE spoke_id = ?1 AND bundle_id = ?2",
-                [key.spoke_id.as_str(), &key.bundle_id.to_string()],
-            )
-            .map(drop)
-            .map_err(wrap())
-    }
-
+    /// Forgets the files of imports that were noted before a time.
     pub fn forget_imports_before(&self, at: Timestamp) -> Result<(), Error> {
         self.lock()
             .execute("DELETE FROM import_files WHERE noted_at <= ?1", [at.unix_ms()])
@@ -200,18 +190,5 @@ impl Ledger {
         })
         .map_err(wrap())?;
         tx.commit().map_err(wrap())
-    }
-
-    /// When this node imported the bundle, if it did.
-    pub fn imported_here(&self, key: &ImportKey) -> Result<Option<Timestamp>, Error> {
-        self.lock()
-            .query_row(
-                "SELECT imported_at FROM sync_imported_bundles
-                 WHERE spoke_id = ?1 AND bundle_id = ?2",
-                [key.spoke_id.as_str(), &key.bundle_id.to_string()],
-                |r| r.get(0).map(Timestamp::from_unix_ms),
-            )
-            .optional()
-            .map_err(wrap())
     }
 }

@@ -11,7 +11,7 @@ use crate::error::Error;
 mod imports;
 mod schemas;
 
-pub use imports::{arrived, claim, has_claims, imported, imports, not_arrived};
+pub use imports::{arrived, has_claims, imported, imports, not_arrived};
 pub use schemas::{SchemasPage, columns, schemas, undescribed, undescribed_count};
 
 fn wrap() -> impl FnOnce(rusqlite::Error) -> Error {

@@ -166,22 +166,3 @@ fn unanswered(
 pub fn has_claims(c: &Connection) -> Result<bool, Error> {
     c.query_row("SELECT EXISTS (SELECT 1 FROM import_claims)", [], |r| r.get(0)).map_err(wrap())
 }
-
-/// Whether an import of this bundle runs anywhere: its number, node and since when.
-pub fn claim(
-    c: &Connection,
-    spoke: &SpokeId,
-    bundle: BundleId,
-) -> Result<Option<(u64, u64, u64)>, Error> {
-    c.prepare_cached(
-        "SELECT number, node_id, renewals FROM import_claims
-         WHERE spoke_id = ?1 AND bundle_id = ?2",
-    )
-    .and_then(|mut s| {
-        s.query_row([spoke.as_str(), &bundle.to_string()], |r| {
-            Ok((unsigned(r.get(0)?), unsigned(r.get(1)?), unsigned(r.get(2)?)))
-        })
-        .optional()
-    })
-    .map_err(wrap())
-}
