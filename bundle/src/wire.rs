@@ -237,6 +237,9 @@ pub struct SpokeLine {
     pub spoke_id: SpokeId,
     pub state: String,
     pub key_id: Option<String>,
+    /// The key that its bundles are signed with, as `barque bundle verify --key` takes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub public_key: Option<String>,
     pub created_at: Timestamp,
     /// When it enrolled: its first call.
     #[serde(default)]

@@ -99,7 +99,9 @@ pub fn list(state: &StateFolder, drive: Option<&Path>) -> Result<Listing, Error>
 
 /// Everything in a folder that is named as a bundle, or the bundle itself.
 fn bundles_in(drive: &Path) -> Result<Vec<PathBuf>, Error> {
-    if !drive.is_dir() || drive.join("manifest.json").exists() {
+    let kind = std::fs::metadata(drive)
+        .map_err(|e| Error::Missing(format!("{} cannot be read: {e}", drive.display())))?;
+    if !kind.is_dir() || drive.join("manifest.json").exists() {
         return Ok(vec![drive.to_owned()]);
     }
     let mut found = Vec::new();

@@ -36,8 +36,9 @@ pub enum Error {
     NoRoom { path: PathBuf, free: ByteSize, source: Box<Error> },
     #[error("{path} is malformed: {why}")]
     Malformed { path: PathBuf, why: String },
-    #[error("another pass is already running on {path}: {since}")]
-    AlreadyRunning { path: PathBuf, since: String },
+    /// The holder is unknown while it has the lock and has not said so yet.
+    #[error("another pass is already running on {path}{}", .holder.as_deref().map_or(String::new(), |h| format!(": {h}")))]
+    AlreadyRunning { path: PathBuf, holder: Option<String> },
     #[error("{0}")]
     Usage(String),
     #[error("{0}")]

@@ -26,10 +26,10 @@ impl Lock {
             .open(&path)
             .map_err(wrap())?;
         if !platform::try_lock(&file).map_err(wrap())? {
-            let mut since = String::new();
-            let _ = std::io::Read::take(&mut file, 256).read_to_string(&mut since);
-            let since = since.trim().to_owned();
-            return Err(Error::AlreadyRunning { path: state.path().to_owned(), since });
+            let mut line = String::new();
+            let _ = std::io::Read::take(&mut file, 256).read_to_string(&mut line);
+            let holder = Some(line.trim().to_owned()).filter(|l| !l.is_empty());
+            return Err(Error::AlreadyRunning { path: state.path().to_owned(), holder });
         }
         // For people; nothing trusts what stands here.
         let line = format!("process {} since {now}\n", std::process::id());
@@ -53,6 +53,9 @@ mod tests {
         let first = Lock::take(&state, Timestamp::from_unix_ms(0)).unwrap();
         let Err(e) = Lock::take(&state, Timestamp::from_unix_ms(1)) else { panic!("taken twice") };
         assert!(e.to_string().contains("since 1970-01-01T00:00:00.000Z"), "{e}");
+        std::fs::write(state.lock(), "").unwrap();
+        let Err(e) = Lock::take(&state, Timestamp::from_unix_ms(1)) else { panic!("taken twice") };
+        assert!(e.to_string().ends_with(&dir.path().display().to_string()), "{e}");
         drop(first);
         Lock::take(&state, Timestamp::from_unix_ms(2)).unwrap();
     }

@@ -97,7 +97,7 @@ pub struct BundleVerifyArgs {
     pub state: Option<PathBuf>,
     #[command(flatten)]
     pub data: DataArgs,
-    /// A file with the spoke's public key, as `barque bundle verify --json` or the hub shows it
+    /// A file with the spoke's public key, as `barque hub spoke show` tells it
     #[arg(long, value_name = "FILE", conflicts_with = "data")]
     pub key: Option<PathBuf>,
     /// Without a key: let a whole bundle pass, its signature unchecked

@@ -10,7 +10,7 @@ use libtest_mimic::Trial;
 
 use crate::drives::{AWKWARD, ack, drive, export, exported, import};
 use crate::memory::peak_kib;
-use crate::site::{Site, Spoke, barque, run, sized, tiny};
+use crate::site::{Site, Spoke, barque, json, run, sized, tiny};
 use crate::{fixture, here, lacks_shared, shared, trial};
 
 pub fn trials() -> Vec<Trial> {
@@ -62,12 +62,12 @@ fn a_strangers_verifier_agrees_about_every_golden_bundle() {
     let spoke = site.spoke("s");
     AWKWARD.iter().zip(0u64..).for_each(|(name, n)| drop(spoke.put(name, &tiny(n))));
     let path = PathBuf::from(exported(&spoke, &drive(&site), &[]));
-    let identity = fs::read(Path::new(&spoke.state()).join("identity.json")).unwrap();
-    let identity: serde_json::Value = serde_json::from_slice(&identity).unwrap();
-    let secret: barque_bundle::SecretKey = identity["key"].as_str().unwrap().parse().unwrap();
+    let shown = json(&["hub", "spoke", "show", "s", "--data", &site.data(), "--json"]);
     let key = site.path().join("s.pub");
-    fs::write(&key, secret.public().to_string()).unwrap();
+    fs::write(&key, shown["public_key"].as_str().unwrap()).unwrap();
     assert_eq!(strangers_word(&path, &key), "whole");
+    let by_key = [path.to_str().unwrap(), "--key", key.to_str().unwrap()];
+    assert_eq!(run(&[&["bundle", "verify"], &by_key[..]].concat()).0, 0);
     let header = path.join("manifest.json");
     let text =
         fs::read_to_string(&header).unwrap().replacen("\"seq_head\":16", "\"seq_head\":17", 1);

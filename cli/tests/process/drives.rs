@@ -151,6 +151,8 @@ fn a_drive_goes_there_and_back_and_its_files_become_synced() {
             (&true.into(), &"acknowledged".into())
         );
     }
+    // A drive that is not mounted is no empty drive.
+    assert_eq!(run(&["bundle", "ls", "/nowhere/at/all", "--state", &spoke.state()]).0, 1);
     history_comes_in_pages(&site, &hub.address, token);
 }
 
@@ -170,12 +172,16 @@ fn history_comes_in_pages(site: &Site, address: &str, token: &str) {
     };
     let (_, first) = page("s?limit=2");
     let (_, second) = page(&format!("s?limit=2&before={}", first["next_before"]));
-    let ids = |v: &Value| -> Vec<String> {
+    let labels = |v: &Value| -> Vec<String> {
         let lines = v["bundles"].as_array().unwrap().iter();
-        lines.map(|b| b["bundle_id"].as_str().unwrap().to_owned()).collect()
+        lines.map(|b| b["label"].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!((ids(&first).len(), ids(&second).len(), &first["limit"]), (2, 1, &2.into()));
-    assert!(ids(&first).iter().all(|id| *id > ids(&second)[0]));
+    // The newest import first, whatever the spoke's clock said of the bundle.
+    assert_eq!(
+        (labels(&first), &first["limit"]),
+        (vec!["drive 2".into(), "drive 1".into()], &2.into())
+    );
+    assert_eq!((labels(&second), &second["next_before"]), (vec!["drive 0".into()], &Value::Null));
     assert_eq!(page("s?limit=5000").1["limit"], 1000);
     assert_eq!(page("nobody").0, "404");
     assert_eq!(run(&["hub", "history", "nobody", "--data", &site.data()]).0, 1);

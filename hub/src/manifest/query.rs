@@ -207,11 +207,13 @@ pub fn key(c: &Connection, key_id: &KeyId) -> Result<Option<KeyRow>, Error> {
 pub fn spokes(c: &Connection, only: Option<&SpokeId>) -> Result<Vec<SpokeLine>, Error> {
     let mut statement = c
         .prepare(
-            "SELECT s.*, (SELECT k.key_id FROM keys k
-                          WHERE k.spoke_id = s.spoke_id AND k.state = 'active' LIMIT 1) AS key_id,
+            "SELECT s.*, a.key_id, a.public_key,
                     (SELECT min(k.added_at) FROM keys k WHERE k.spoke_id = s.spoke_id) AS first_seen,
                     (SELECT max(x.forked) FROM series x WHERE x.spoke_id = s.spoke_id) AS forked_at
-             FROM spokes s WHERE ?1 IS NULL OR spoke_id = ?1 ORDER BY spoke_id",
+             FROM spokes s LEFT JOIN keys a ON a.key_id =
+                 (SELECT k.key_id FROM keys k
+                  WHERE k.spoke_id = s.spoke_id AND k.state = 'active' LIMIT 1)
+             WHERE ?1 IS NULL OR s.spoke_id = ?1 ORDER BY s.spoke_id",
         )
         .map_err(wrap())?;
     let rows = statement
@@ -223,6 +225,7 @@ pub fn spokes(c: &Connection, only: Option<&SpokeId>) -> Result<Vec<SpokeLine>, 
                 spoke_id: id.parse().map_err(|_| rusqlite::Error::InvalidQuery)?,
                 state: r.get("state")?,
                 key_id: r.get("key_id")?,
+                public_key: r.get("public_key")?,
                 created_at: time(r, "created_at")?,
                 first_seen: r.get::<_, Option<i64>>("first_seen")?.map(Timestamp::from_unix_ms),
                 last_seen: r.get::<_, Option<i64>>("last_seen")?.map(Timestamp::from_unix_ms),

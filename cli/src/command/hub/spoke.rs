@@ -125,7 +125,11 @@ fn whole(s: &SpokeLine) {
         s.report.pending_files,
         ByteSize(s.report.pending_bytes)
     ));
-    output::line(&format!("  key {}", s.key_id.as_deref().unwrap_or("none")));
+    output::line(&format!(
+        "  key {}, public key {}",
+        s.key_id.as_deref().unwrap_or("none"),
+        s.public_key.as_deref().unwrap_or("none")
+    ));
     if let Some(at) = s.forked_at {
         output::line(&format!(
             "  warning: forked_series: two machines pushed with one state folder, last at {at}; \
