@@ -218,6 +218,13 @@ fn the_documents_that_a_user_needs_are_there_and_name_every_verb() {
         "hub files",
         "hub schemas",
         "hub status",
+        "hub node add",
+        "hub node ls",
+        "hub node drain",
+        "hub node remove",
+        "hub node rotate-token",
+        "hub join",
+        "hub recover",
         "sample",
         "demo",
     ] {

@@ -1,8 +1,12 @@
 //! What goes over HTTP: paths and JSON bodies, the same types on both sides.
 
+mod cluster;
 mod enroll;
 mod imports;
 
+pub use cluster::{
+    AddNodeRequest, AddNodeResponse, CLUSTER_TOKEN, NODES, NodeLine, NodeList, SetNodeRequest,
+};
 pub use enroll::{EnrollRequest, EnrollResponse, EnrollToken, Grant, OfflineRequest, TokenError};
 pub use imports::{
     ALREADY_IMPORTED, HISTORY_DEFAULT, HISTORY_MAX, IN_PROGRESS, ImportCheck, ImportHistory,
@@ -330,7 +334,7 @@ pub struct FileLine {
     pub partition_precision: Option<String>,
     pub modified_at: Timestamp,
     pub received_at: Timestamp,
-    /// `held`, `lost`, `removed` or `replaced`.
+    /// `held`, `unavailable` (no node that holds it answers now), `lost`, `removed` or `replaced`.
     pub state: String,
     pub copies: u32,
     pub position: u64,
@@ -454,6 +458,14 @@ pub struct HubStatus {
     /// When the server certificate ends; it is renewed by itself 30 days before.
     #[serde(default)]
     pub certificate_expires_at: Option<Timestamp>,
+    /// How old what this node knows is at the most; none before it was ever up to date.
+    #[serde(default)]
+    pub age_ms: Option<u64>,
+    /// Why the node takes no part in its cluster, if it does not.
+    #[serde(default)]
+    pub outside: Option<String>,
+    #[serde(default)]
+    pub nodes: Vec<NodeLine>,
 }
 
 /// The URL path of a landed file, each segment percent-encoded (RFC 3986).

@@ -2,6 +2,7 @@
 
 pub mod bundle;
 mod hub;
+mod node;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use barque_spoke::timetable::Timetable;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 pub use hub::*;
+pub use node::*;
 
 /// Carries immutable Parquet files from edge machines to a central hub, and loses none.
 #[derive(Parser, Debug)]

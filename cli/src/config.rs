@@ -41,6 +41,15 @@ pub struct HubSection {
     pub limits: LimitsSection,
     #[serde(default)]
     pub import: ImportSection,
+    #[serde(default)]
+    pub cluster: ClusterSection,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct ClusterSection {
+    pub listen: Option<String>,
+    pub advertise: Option<String>,
+    pub plain: Option<bool>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -48,6 +57,7 @@ pub struct ImportSection {
     #[serde(default)]
     pub allowed_dirs: Vec<PathBuf>,
     pub only: Option<bool>,
+    pub enabled: Option<bool>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -147,6 +157,10 @@ impl FileConfig {
         config.reserve_bytes = limits.reserve.map_or(config.reserve_bytes, |r| r.0);
         config.import_dirs.clone_from(&file.import.allowed_dirs);
         config.import_only = file.import.only.unwrap_or(false);
+        config.imports = file.import.enabled.unwrap_or(true);
+        config.cluster_listen.clone_from(&file.cluster.listen);
+        config.cluster_advertise.clone_from(&file.cluster.advertise);
+        config.cluster_plain = file.cluster.plain.unwrap_or(false);
         config.body_idle = limits.body_idle.unwrap_or(config.body_idle);
         config
     }

@@ -1,19 +1,25 @@
-//! An operator's calls to a hub: over `hub.sock` of a data folder, or over the network.
+//! An operator's calls to a hub, over `hub.sock` of a data folder or over the network, and a node's
+//! calls to other nodes.
 //!
 //! The only file of this crate that knows reqwest.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use axum::body::Body;
 use barque_bundle::wire::Problem;
-use barque_bundle::{ErrorKind, platform};
+use barque_bundle::{ErrorKind, PublicKey, platform};
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
+use crate::cluster::tls;
+use crate::cluster::wire::{Answer, Call, Lane, Wire, WireError};
 use crate::config::DataFolder;
+use crate::error::Error;
 
 /// How long a hub that is starting is waited for.
 const START_WAIT: Duration = Duration::from_secs(10);
@@ -40,6 +46,8 @@ pub enum ClientError {
     Io { path: PathBuf, source: std::io::Error },
     #[error("nothing moved for {} min between here and the hub; what it has verified stands, run the same command again", .0.as_secs() / 60)]
     Stalled(Duration),
+    #[error("{0}")]
+    Address(String),
 }
 
 impl ClientError {
@@ -50,7 +58,7 @@ impl ClientError {
                 ErrorKind::Unavailable
             }
             Self::Malformed(_) => ErrorKind::Corrupt,
-            Self::Io { .. } => ErrorKind::Invalid,
+            Self::Io { .. } | Self::Address(_) => ErrorKind::Invalid,
         }
     }
 }
@@ -238,5 +246,143 @@ impl Fetched {
     pub async fn piece(&mut self) -> Result<Option<Bytes>, ClientError> {
         let piece = tokio::time::timeout(CALL_WAIT, self.0.chunk()).await;
         piece.map_err(|_| ClientError::Stalled(CALL_WAIT))?.map_err(ClientError::Http)
+    }
+}
+
+const NODE_CONNECT_WAIT: Duration = Duration::from_secs(2);
+const NODE_KEEP_ALIVE: Duration = Duration::from_secs(5);
+const NODE_WINDOW: u32 = 4 << 20;
+
+/// A node's calls to other nodes: over HTTP/2, each to the node that its certificate names.
+pub struct NodeClient {
+    raft: reqwest::Client,
+    work: reqwest::Client,
+    hosts: Arc<Hosts>,
+    is_plain: bool,
+}
+
+/// At which host each node is, for whoever resolves its name.
+#[derive(Default)]
+struct Hosts(Mutex<BTreeMap<String, String>>);
+
+struct Resolver(Arc<Hosts>);
+
+impl reqwest::dns::Resolve for Resolver {
+    fn resolve(&self, name: reqwest::dns::Name) -> reqwest::dns::Resolving {
+        let hosts = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = hosts.get(name.as_str()).cloned();
+        Box::pin(async move {
+            let host = host.ok_or("no node of this name is known")?;
+            // The port is that of the address that is called.
+            let found = tokio::net::lookup_host((host, 0)).await?;
+            Ok(Box::new(found) as reqwest::dns::Addrs)
+        })
+    }
+}
+
+/// Host and port of `host:port`, `[v6]:port` or `v6%zone` in brackets.
+pub fn split_address(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let host = match host.strip_prefix('[') {
+        Some(v6) => v6.strip_suffix(']')?,
+        None if host.contains(':') => return None,
+        None => host,
+    };
+    (!host.is_empty()).then_some(())?;
+    Some((host, port.parse().ok()?))
+}
+
+impl NodeClient {
+    pub fn new(root: &PublicKey, own: &tls::Credentials, is_plain: bool) -> Result<Self, Error> {
+        Self::build(&tls::client(root, Some(own))?, is_plain)
+    }
+
+    /// The client of a node that is none yet.
+    pub fn joining(root: &PublicKey, is_plain: bool) -> Result<Self, Error> {
+        Self::build(&tls::client(root, None)?, is_plain)
+    }
+
+    fn build(tls: &rustls::ClientConfig, is_plain: bool) -> Result<Self, Error> {
+        let hosts = Arc::<Hosts>::default();
+        // One connection for each lane, so that no body holds a heartbeat up.
+        let client = || {
+            reqwest::Client::builder()
+                .tls_backend_preconfigured(tls.clone())
+                .redirect(reqwest::redirect::Policy::none())
+                .no_proxy()
+                .connect_timeout(NODE_CONNECT_WAIT)
+                .http2_prior_knowledge()
+                .http2_keep_alive_interval(NODE_KEEP_ALIVE)
+                .http2_keep_alive_timeout(NODE_KEEP_ALIVE)
+                .http2_keep_alive_while_idle(true)
+                .http2_initial_stream_window_size(NODE_WINDOW)
+                .http2_initial_connection_window_size(2 * NODE_WINDOW)
+                .dns_resolver(Arc::new(Resolver(Arc::clone(&hosts))))
+                .build()
+                .map_err(|e| Error::Tls(e.to_string()))
+        };
+        Ok(Self { raft: client()?, work: client()?, hosts: Arc::clone(&hosts), is_plain })
+    }
+
+    fn url(&self, node_id: u64, address: &str, path: &str) -> Result<String, WireError> {
+        let (host, port) = split_address(address).ok_or_else(|| {
+            WireError::not_sent(format!("{address} is no address of the form host:port"))
+        })?;
+        let name = tls::name_of(node_id);
+        let mut hosts = self.hosts.0.lock().unwrap_or_else(PoisonError::into_inner);
+        hosts.insert(name.clone(), host.to_owned());
+        let scheme = if self.is_plain { "http" } else { "https" };
+        Ok(format!("{scheme}://{name}:{port}{path}"))
+    }
+
+    /// The JSON that a node answers to JSON.
+    pub async fn post<T: DeserializeOwned>(
+        &self,
+        node_id: u64,
+        address: &str,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let url = self.url(node_id, address, path).map_err(|e| ClientError::Address(e.why))?;
+        answer(self.work.post(url).timeout(CALL_WAIT).json(body).send().await?).await
+    }
+}
+
+impl Wire for NodeClient {
+    fn call<'a>(&'a self, node_id: u64, address: &'a str, lane: Lane, call: Call) -> Answer<'a> {
+        Box::pin(async move {
+            let url = self.url(node_id, address, &call.path)?;
+            let client = match lane {
+                Lane::Raft => &self.raft,
+                Lane::Work => &self.work,
+            };
+            let body = reqwest::Body::wrap_stream(call.body.into_data_stream());
+            let request = client.request(call.method, url).headers(call.headers).body(body);
+            let response = request.send().await.map_err(|e| WireError {
+                may_have_arrived: !e.is_connect() && !e.is_builder(),
+                why: crate::error::chain(&e),
+            })?;
+            let mut answer = axum::http::Response::new(Body::empty());
+            *answer.status_mut() = response.status();
+            *answer.headers_mut() = response.headers().clone();
+            *answer.body_mut() = Body::from_stream(response.bytes_stream());
+            Ok(answer)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_split_behind_its_brackets_and_nowhere_else() {
+        assert_eq!(split_address("10.0.0.1:7272"), Some(("10.0.0.1", 7272)));
+        assert_eq!(split_address("[::1]:7001"), Some(("::1", 7001)));
+        assert_eq!(split_address("[fe80::1%eth0]:7001"), Some(("fe80::1%eth0", 7001)));
+        assert_eq!(split_address("node-b.example:1"), Some(("node-b.example", 1)));
+        for odd in ["::1", "::1:7001", "fe80::1%eth0", "localhost", ":1", "[::1]", "a:b", "[]:1"] {
+            assert_eq!(split_address(odd), None, "{odd}");
+        }
     }
 }

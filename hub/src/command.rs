@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 
 /// The newest command version that this program applies; what it proposes has the lowest version
-/// that knows it. Version 2 added `Describe`, version 3 imports.
-pub const VERSION: u8 = 3;
+/// that knows it. Version 2 added `Describe`, version 3 imports, version 4 nodes.
+pub const VERSION: u8 = 4;
 /// Most operations of one batch.
 pub const BATCH_OPERATIONS_MAX: usize = 1_000;
 /// Most bytes of one batch, before the fields that stand once.
@@ -57,6 +57,16 @@ pub enum Command {
     },
     RecordImport(RecordImport),
     ApproveSpoke(ApproveSpoke),
+    InviteNode(InviteNode),
+    JoinNode(JoinNode),
+    NodeUp(NodeUp),
+    SetNode(SetNode),
+    /// A page of the copies of a removed node counts no more.
+    ForgetCopies {
+        node_id: u64,
+    },
+    /// The hub's most nodes are gone for good; this one goes on alone, in a new life.
+    Recover(Recover),
 }
 
 impl Command {
@@ -70,8 +80,32 @@ impl Command {
             | Self::DropClaims { .. }
             | Self::RecordImport(_)
             | Self::ApproveSpoke(_) => 3,
+            Self::InviteNode(_)
+            | Self::JoinNode(_)
+            | Self::NodeUp(_)
+            | Self::SetNode(_)
+            | Self::ForgetCopies { .. }
+            | Self::Recover(_) => 4,
             _ => 1,
         }
+    }
+
+    /// Whether it may change who the nodes are.
+    pub fn changes_nodes(&self) -> bool {
+        matches!(
+            self,
+            Self::Init(_)
+                | Self::JoinNode(_)
+                | Self::NodeUp(_)
+                | Self::SetNode(_)
+                | Self::Recover(_)
+        )
+    }
+
+    /// Whether a repeat of it is answered as it was the first time, so that one whose answer was
+    /// lost may simply be proposed again (D2, D4). A token that is gone is said to be unknown.
+    pub fn is_repeatable(&self) -> bool {
+        !matches!(self, Self::RemoveToken { .. })
     }
 
     /// Whether it may register a file.
@@ -172,6 +206,79 @@ pub struct ImportCounts {
 pub struct ApproveSpoke {
     pub spoke_id: SpokeId,
     pub public_key: PublicKey,
+}
+
+/// One node may join with a secret.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct InviteNode {
+    /// SHA-256 of the one-use secret.
+    pub secret_hash: Sha256Digest,
+    /// False for a node that reads along for good.
+    pub votes: bool,
+    pub expires_at: Timestamp,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JoinNode {
+    pub secret_hash: Sha256Digest,
+    pub node_id: u64,
+    pub public_key: PublicKey,
+}
+
+/// What a node says of itself when it starts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeUp {
+    pub node_id: u64,
+    /// Where other nodes reach it.
+    pub address: Option<String>,
+    pub url: String,
+    pub name: String,
+    /// The newest command version that it applies.
+    pub level: u8,
+    pub imports: bool,
+}
+
+/// An operator's word on a node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SetNode {
+    pub node_id: u64,
+    pub to: NodeState,
+    /// Files whose only copy is on it are given up.
+    pub abandon: bool,
+}
+
+/// Never proposed: the first command of a life that one node begins alone.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Recover {
+    pub node_id: u64,
+    pub hub_epoch: HubEpoch,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeState {
+    /// Its key is known, it was never up.
+    Joining,
+    Active,
+    /// It takes nothing new and does not vote.
+    Draining,
+    /// It is no node any more, for good.
+    Removed,
+}
+
+impl NodeState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Joining => "joining",
+            Self::Active => "active",
+            Self::Draining => "draining",
+            Self::Removed => "removed",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<Self> {
+        let all = [Self::Joining, Self::Active, Self::Draining, Self::Removed];
+        all.into_iter().find(|s| s.as_str() == text)
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -345,6 +452,18 @@ pub enum CommandRefusal {
     NoSuchSpoke,
     SpokeRemoved,
     ClaimLost,
+    NoSuchNode,
+    NodeRemoved,
+    /// Nothing could be agreed on without it.
+    LastNode,
+    /// So many files have their only copy on the node.
+    HoldsFiles {
+        files: u64,
+    },
+    /// Another node says that it is there.
+    AddressInUse {
+        node_id: u64,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -388,6 +507,13 @@ pub fn encode_reply(reply: &Reply) -> Vec<u8> {
         Reply::Described(_) => 2,
         Reply::Claimed { .. } | Reply::ClaimHeld { .. } => 3,
         Reply::Refused(CommandRefusal::ClaimLost) => 3,
+        Reply::Refused(
+            CommandRefusal::NoSuchNode
+            | CommandRefusal::NodeRemoved
+            | CommandRefusal::LastNode
+            | CommandRefusal::HoldsFiles { .. }
+            | CommandRefusal::AddressInUse { .. },
+        ) => 4,
         Reply::Batch(replies) if replies.contains(&OperationReply::Fenced) => 3,
         _ => 1,
     };

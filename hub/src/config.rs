@@ -31,6 +31,16 @@ pub struct HubConfig {
     pub import_dirs: Vec<PathBuf>,
     /// Nothing but drives brings files: no spoke is let in over the network.
     pub import_only: bool,
+    /// Whether this node takes drives.
+    pub imports: bool,
+    /// Address and port of the listener for other nodes; without one there are none.
+    pub cluster_listen: Option<String>,
+    /// Where other nodes reach it, if that is another address than it listens on.
+    pub cluster_advertise: Option<String>,
+    /// Plain HTTP between nodes instead of mutual TLS.
+    pub cluster_plain: bool,
+    /// How far Raft's log may grow.
+    pub raft: barque_raft::Limits,
 }
 
 impl HubConfig {
@@ -50,6 +60,11 @@ impl HubConfig {
             body_idle: Duration::from_secs(60),
             import_dirs: Vec::new(),
             import_only: false,
+            imports: true,
+            cluster_listen: None,
+            cluster_advertise: None,
+            cluster_plain: false,
+            raft: barque_raft::Limits::default(),
         }
     }
 
@@ -88,6 +103,18 @@ impl DataFolder<'_> {
     }
     pub fn node_db(&self) -> PathBuf {
         self.0.join("node.db")
+    }
+    /// The secret that the nodes of a cluster share.
+    pub fn cluster_token(&self) -> PathBuf {
+        self.0.join("cluster.token")
+    }
+    /// Where other nodes were when this one joined.
+    pub fn peers(&self) -> PathBuf {
+        self.0.join("peers.json")
+    }
+    /// As what a folder is about to join.
+    pub fn joining(&self) -> PathBuf {
+        self.0.join("joining.json")
     }
     pub fn socket(&self) -> PathBuf {
         self.0.join("hub.sock")

@@ -8,9 +8,14 @@ mod api;
 pub mod body;
 mod bundle_import;
 mod changes;
+mod cluster;
 mod enroll;
 mod files;
+mod forward;
+mod front;
 mod metrics;
+mod node_listener;
+pub(crate) mod position;
 mod problem;
 mod range;
 mod routes;
@@ -38,6 +43,7 @@ use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use barque_bundle::wire::{self, Role};
 use barque_bundle::{ErrorKind, platform};
 
+pub use front::{Front, Said};
 pub use problem::Problem;
 
 use crate::config::DataFolder;
@@ -46,6 +52,7 @@ use crate::hub::{Parts, public_url, tls_config};
 use crate::registry;
 use crate::tls;
 use accept::Limited;
+use node_listener::NodeListener;
 use routes::Spokes;
 
 /// Bytes that one stream may be ahead: hyper's default of 1 MiB starves long links.
@@ -61,14 +68,17 @@ const FILES_CHECK: Duration = Duration::from_secs(15);
 enum Door {
     Public,
     Socket,
+    /// From a client of another node, which has passed it on.
+    Node,
 }
 
 fn router(parts: Arc<Parts>, door: Door) -> Router {
-    let is_import_only = parts.config.import_only && door == Door::Public;
+    let is_import_only = parts.config.import_only && door != Door::Socket;
     routes::api(if is_import_only { Spokes::ByDrive } else { Spokes::Call })
         .into_router()
         .fallback(problem::not_found)
         .method_not_allowed_fallback(problem::method_not_allowed)
+        .layer(middleware::from_fn_with_state(Arc::clone(&parts), position::stamp))
         .layer(middleware::from_fn_with_state(Arc::clone(&parts), shed))
         .layer(middleware::from_fn_with_state(Arc::clone(&parts), log_request))
         .layer(Extension(door))
@@ -85,7 +95,7 @@ async fn shed(
     let places = match request.uri().path() {
         // Whoever watches the hub has to see that it is merely busy.
         "/healthz" | "/readyz" | "/metrics" => return next.run(request).await,
-        _ if door == Door::Socket => return next.run(request).await,
+        _ if door != Door::Public => return next.run(request).await,
         // Anybody may call this one, so it takes no place of others.
         wire::ENROLL => &parts.enrollments,
         _ => &parts.requests,
@@ -145,6 +155,8 @@ struct Operator {
     door: Door,
     peer: Option<PeerUid>,
     bearer: Option<String>,
+    /// What another node found its caller to be.
+    passed_on: Option<Role>,
 }
 
 impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Operator {
@@ -156,7 +168,9 @@ impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Operator {
     ) -> Result<Self, Self::Rejection> {
         let door = request.extensions.get::<Door>().copied().unwrap_or(Door::Public);
         let peer = request.extensions.get::<ConnectInfo<PeerUid>>().map(|c| c.0);
-        Ok(Self { door, peer, bearer: bearer(&request.headers) })
+        let passed_on = request.headers.get(forward::ROLE_HEADER);
+        let passed_on = passed_on.and_then(|v| v.to_str().ok()).and_then(|v| v.parse().ok());
+        Ok(Self { door, peer, bearer: bearer(&request.headers), passed_on })
     }
 }
 
@@ -180,6 +194,11 @@ impl Operator {
             let detail = "hub.sock is for the user that runs the hub, and root";
             return Err(Refusal::new(ErrorKind::Forbidden, "wrong_user", detail).into());
         }
+        if self.door == Door::Node
+            && let Some(role) = self.passed_on
+        {
+            return Ok(registry::require(role, needed)?);
+        }
         let (readers, bearer) = (parts.readers.clone(), self.bearer.clone());
         let role =
             tokio::task::spawn_blocking(move || registry::role_of(&readers, bearer.as_deref()));
@@ -202,6 +221,7 @@ pub struct Listeners {
     tls: Option<RustlsConfig>,
     /// The pair on disk before it was read.
     seen: Vec<u8>,
+    nodes: Option<NodeListener>,
 }
 
 impl Listeners {
@@ -221,9 +241,10 @@ impl Listeners {
             true => None,
             false => Some(RustlsConfig::from_config(tls_config(parts)?)),
         };
+        let nodes = NodeListener::bind(parts)?;
         let socket = bind_socket(parts)?;
         tracing::info!(%address, url = parts.url.get(), tls = tls.is_some(), "listening");
-        Ok(Self { tcp, socket, tls, seen })
+        Ok(Self { tcp, socket, tls, seen, nodes })
     }
 
     /// Serves until `stop` ends; requests under way get `wait` to finish.
@@ -235,6 +256,7 @@ impl Listeners {
     ) -> Result<(), Error> {
         let (stopping, stopped) = tokio::sync::watch::channel(false);
         let socket_task = tokio::spawn(serve_socket(self.socket, Arc::clone(&parts), stopped));
+        let for_nodes = self.nodes.and_then(|nodes| nodes.serve(&parts));
         let seen = self.seen;
         let renewing =
             self.tls.clone().map(|tls| tokio::spawn(renew(Arc::clone(&parts), tls, seen)));
@@ -272,6 +294,9 @@ impl Listeners {
         stopping.send_replace(true);
         let _ = tokio::time::timeout(wait, socket_task).await;
         if let Some(task) = renewing {
+            task.abort();
+        }
+        if let Some(task) = for_nodes {
             task.abort();
         }
         let _ = std::fs::remove_file(DataFolder(&parts.config.data).socket());

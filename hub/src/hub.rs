@@ -5,25 +5,33 @@ use std::future::Future;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use barque_bundle::digest::hex;
 use barque_bundle::{ErrorKind, HubEpoch, Timestamp, platform};
-use barque_raft::{Alone, LogStore, Node, ProposeError};
+use barque_raft::{Node, ProposeError};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::AbortHandle;
 
-use crate::command::{Command, Init};
+use crate::client::NodeClient;
+use crate::cluster::token::ClusterToken;
+use crate::cluster::wire::{Nobody, Wire};
+use crate::cluster::{self, Cluster, RaftTransport};
+use crate::command::{Command, Init, NodeState};
 use crate::config::{DataFolder, HubConfig};
 use crate::describe;
 use crate::error::{Error, Refusal};
 use crate::gate::Gate;
-use crate::http;
+use crate::http::{self, Front};
 use crate::identity::Identity;
-use crate::import::{self, Imports};
+use crate::import::{self, Claims, Imports};
 use crate::landing::Landing;
 use crate::ledger::Ledger;
-use crate::manifest::{Manifest, Readers, query};
+use crate::manifest::{Readers, query};
 use crate::metrics::Metrics;
 use crate::promote::Promoter;
 use crate::propose::Proposer;
 use crate::staging::Staging;
+use crate::stores::Stores;
 use crate::sweep;
 use crate::tls;
 use crate::upload::Uploads;
@@ -33,6 +41,9 @@ pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// Enrollments answered at once.
 const ENROLLMENTS_MAX: usize = 32;
+const PREPARE_AGAIN: Duration = Duration::from_millis(200);
+/// How long one try to reach the hub's state takes.
+const CATCH_UP_WAIT: Duration = Duration::from_secs(5);
 /// How long a stopping hub lets requests end.
 const STOP_WAIT: Duration = Duration::from_secs(5);
 
@@ -45,10 +56,14 @@ pub struct Parts {
     pub staging: Arc<Staging>,
     pub uploads: Arc<Uploads>,
     pub imports: Imports,
+    pub claims: Claims,
     pub landing: Landing,
     pub node: Arc<Node>,
+    pub cluster: Arc<Cluster>,
     pub proposer: Proposer,
     pub clock: Clock,
+    /// Where work is done that another runtime asks for.
+    pub work: Handle,
     /// The manifest's position on this node.
     pub position: watch::Receiver<u64>,
     /// Up to which position this node's copies are visible.
@@ -66,18 +81,31 @@ pub struct Parts {
     pub metrics: Metrics,
     /// The address that tokens carry.
     pub url: OnceLock<String>,
-    epoch: OnceLock<HubEpoch>,
+    /// The address that other nodes call; none without a listener for them.
+    pub address: OnceLock<Option<String>>,
 }
 
 impl Parts {
     /// The life of the manifest; known once the hub is ready.
     pub fn epoch(&self) -> HubEpoch {
-        *self.epoch.get().expect("calls that need the epoch wait until the hub is ready")
+        *self.cluster.epoch.get().expect("calls that need the epoch wait until the hub is ready")
+    }
+
+    /// What clients call this hub by: this node first, then the others that take part.
+    pub fn urls(&self) -> Vec<String> {
+        let nodes = self.cluster.nodes();
+        let others = nodes.values().filter(|n| n.state == NodeState::Active);
+        let mut urls: Vec<String> = self.url.get().cloned().into_iter().collect();
+        urls.extend(others.filter_map(|n| n.url.clone()));
+        let mut seen = std::collections::BTreeSet::new();
+        urls.retain(|url| seen.insert(url.clone()));
+        urls
     }
 
     /// Refuses while the hub catches up with its own log.
     pub fn require_ready(&self) -> Result<(), Refusal> {
-        if *self.ready.borrow() && self.epoch.get().is_some() {
+        self.cluster.require_inside()?;
+        if *self.ready.borrow() && self.cluster.epoch.get().is_some() {
             return Ok(());
         }
         let refusal = Refusal::new(
@@ -87,6 +115,13 @@ impl Parts {
         );
         Err(Refusal { retry_after_ms: Some(1000), ..refusal })
     }
+}
+
+/// The ways into a hub within its process.
+pub struct Fronts {
+    pub public: Front,
+    pub operator: Front,
+    pub nodes: Front,
 }
 
 /// A hub node that is about to run.
@@ -104,37 +139,48 @@ struct Tasks {
 
 impl Hub {
     /// Opens everything in the data folder; refuses what would break an invariant, naming it.
+    ///
+    /// Called on the runtime that the hub is to work on.
     pub fn open(config: HubConfig, clock: Clock) -> Result<Self, Error> {
-        let folder = DataFolder(&config.data);
         let identity = Identity::load(&config.data)?;
-        let lock =
-            File::open(folder.identity()).map_err(Error::io("cannot open", folder.identity()))?;
-        if !platform::try_lock(&lock).map_err(Error::io("cannot lock", folder.identity()))? {
-            return Err(Error::Unusable(format!(
-                "another hub runs on {}; stop it first",
-                config.data.display()
-            )));
-        }
-        let log = LogStore::open(&folder.raft_db())?;
-        if log.node_id() != identity.node_id {
-            return Err(Error::Unusable(format!(
-                "{} is the log of another node than identity.json; one of them was copied here",
-                folder.raft_db().display()
-            )));
-        }
-        let manifest = Manifest::open(&folder.manifest_db())?;
+        let wire: Arc<dyn Wire> = match config.cluster_listen {
+            None => Arc::new(Nobody),
+            Some(_) => {
+                let (root, node) = (&identity.root, &identity.node);
+                let own = cluster::tls::Credentials::issue(root, node, identity.node_id)?;
+                Arc::new(NodeClient::new(&root.public(), &own, config.cluster_plain)?)
+            }
+        };
+        Self::open_with(config, identity, clock, wire)
+    }
+
+    /// [`Hub::open`], with a wire to other nodes of the caller's choice.
+    pub fn open_with(
+        config: HubConfig,
+        identity: Identity,
+        clock: Clock,
+        wire: Arc<dyn Wire>,
+    ) -> Result<Self, Error> {
+        let stores = Stores::open(&config, &identity, &clock)?;
+        let Stores { lock, log, manifest, ledger, landing, staging, uploads } = stores;
         let (readers, position) = (manifest.readers(), manifest.watch());
-        let ledger = Ledger::open(&folder.node_db())?;
-        let staging_folder = config.staging();
-        let landing = Landing::open(&config.landing(), &staging_folder)?;
-        let staging = Arc::new(Staging::open(&staging_folder, ledger.clone())?);
-        let kept_bytes_max = config.kept_bytes_per_spoke;
-        let uploads =
-            Uploads::new(&staging_folder, ledger.clone(), Arc::clone(&clock), kept_bytes_max);
-        uploads.clean_up()?;
         let imports = Imports::new(ledger.next_start()?, config.import_dirs.clone());
-        let node = Arc::new(Node::start(log, manifest, Alone, config.data.clone())?);
-        let proposer = Proposer::start(Arc::clone(&node), Arc::clone(&clock), &config.data);
+        let cluster = Arc::new(Cluster::new(
+            (identity.hub_id, identity.node_id),
+            cluster_token(&config, &identity)?,
+            manifest.watch_nodes(),
+            cluster::join::known(&config.data),
+            wire,
+        ));
+        // Known before others are heard: a node of another life is told so at its first word.
+        if let Some((_, epoch)) = readers.read(query::hub)? {
+            let _ = cluster.epoch.set(epoch);
+        }
+        let transport = RaftTransport(Arc::clone(&cluster));
+        let node =
+            Arc::new(Node::start(log, manifest, transport, config.data.clone(), config.raft)?);
+        let (way, clocked) = (Arc::clone(&cluster), Arc::clone(&clock));
+        let proposer = Proposer::start(Arc::clone(&node), way, clocked, &config.data);
         let promoted = watch::Sender::new(ledger.promotion_cursor()?);
         let ready = watch::Sender::new(false);
         let started_at = clock();
@@ -150,17 +196,20 @@ impl Hub {
             staging,
             uploads: Arc::new(uploads),
             imports,
+            claims: Claims::default(),
             landing,
             node,
+            cluster,
             proposer,
             clock,
+            work: Handle::current(),
             position,
             promoted: promoted.subscribe(),
             ready: ready.subscribe(),
             started_at,
             metrics: Metrics::default(),
             url: OnceLock::new(),
-            epoch: OnceLock::new(),
+            address: OnceLock::new(),
         });
         import::clean_up(&parts)?;
         let orphans = sweep::remove_orphans(&parts)?;
@@ -168,6 +217,17 @@ impl Hub {
             tracing::info!(orphans, "removed unfinished files from staging");
         }
         Ok(Self { parts, tasks: Tasks { ready, promoted }, _lock: lock })
+    }
+
+    /// The ways into this hub within its process: for spokes and readers, for its operator, and for
+    /// other nodes.
+    pub fn fronts(&self) -> Fronts {
+        let parts = &self.parts;
+        Fronts {
+            public: Front::public(parts),
+            operator: Front::operator(parts),
+            nodes: Front::nodes(parts),
+        }
     }
 
     /// Tells when spokes are let in.
@@ -208,10 +268,13 @@ impl Hub {
 
 /// What runs beside the requests; ends only with a fault that no restart of a part would mend.
 async fn work(parts: Arc<Parts>, tasks: Tasks, entropy: [u8; 10]) -> Result<(), Error> {
-    become_leader_and_apply(&parts).await?;
-    let epoch = manifest_epoch(&parts, entropy).await?;
-    let _ = parts.epoch.set(epoch);
-    import::drop_claims(&parts).await?;
+    let in_cluster = tokio::spawn(cluster::tasks::run(Arc::clone(&parts)));
+    let _ended_with_this = AbortOnDrop(in_cluster.abort_handle());
+    let stopped = why_stopped(&parts);
+    tokio::select! {
+        prepared = prepare(&parts, entropy) => prepared?,
+        e = stopped => return Err(e),
+    }
     let promoter = Arc::new(Promoter {
         node_id: parts.identity.node_id,
         readers: parts.readers.clone(),
@@ -230,36 +293,83 @@ async fn work(parts: Arc<Parts>, tasks: Tasks, entropy: [u8; 10]) -> Result<(), 
         tracing::info!(hub = %parts.identity.hub_id, position = head, "the hub is ready");
         tokio::join!(
             sweep::run(Arc::clone(&parts), Arc::clone(&promoter)),
-            describe::run(Arc::clone(&parts))
+            describe::run(Arc::clone(&parts)),
+            Claims::watch(Arc::clone(&parts))
         );
     };
     tokio::select! {
         () = promoting => Err(Error::Unusable("promotion ended".to_owned())),
         () = catching_up => Err(Error::Unusable("the sweep ended".to_owned())),
-        why = parts.node.stopped() => {
+        e = why_stopped(&parts) => {
             tasks.ready.send_replace(false);
-            Err(Error::Unusable(format!(
-                "the Raft node has stopped ({why}); what was acknowledged is safe. \
-                 Mend the cause (a full disk?) and start the hub again"
-            )))
+            Err(e)
         }
     }
 }
 
-/// Waits until everything in the log is applied here.
-async fn become_leader_and_apply(parts: &Parts) -> Result<(), Error> {
-    let stopped = |e: ProposeError| Error::Unusable(e.to_string());
-    parts.node.initialize("self").await.map_err(stopped)?;
+/// Ends a task together with whatever holds this.
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn why_stopped(parts: &Parts) -> Error {
+    let why = parts.node.stopped().await;
+    Error::Unusable(format!(
+        "the Raft node has stopped ({why}); what was acknowledged is safe. \
+         Mend the cause (a full disk?) and start the hub again"
+    ))
+}
+
+/// Gets this node to where the hub is: it knows its epoch, and holds no claim of before.
+async fn prepare(parts: &Parts, entropy: [u8; 10]) -> Result<(), Error> {
+    catch_up(parts).await?;
+    let epoch = manifest_epoch(parts, entropy).await?;
+    let _ = parts.cluster.epoch.set(epoch);
+    // A node whose leader went away in between waits for the next one.
     loop {
-        match parts.node.read_barrier().await {
-            Ok(()) => return Ok(()),
-            Err(ProposeError::NotLeader { .. }) => {
-                parts.node.wait_for_leader(Duration::from_secs(5)).await;
-                tokio::time::sleep(Duration::from_millis(20)).await;
+        match import::drop_claims(parts).await {
+            Err(Error::Refused(refusal)) if refusal.kind == ErrorKind::Unavailable => {
+                tracing::warn!(code = refusal.code, "not ready yet");
+                tokio::time::sleep(PREPARE_AGAIN).await;
             }
-            Err(e) => return Err(stopped(e)),
+            done => return done,
         }
     }
+}
+
+/// Waits until everything that was agreed is applied here; for ever, while no leader is heard.
+async fn catch_up(parts: &Parts) -> Result<(), Error> {
+    if !parts.identity.has_joined {
+        let stopped = |e: ProposeError| Error::Unusable(e.to_string());
+        parts.node.initialize("self").await.map_err(stopped)?;
+    }
+    let mut told = false;
+    loop {
+        match parts.cluster.barrier(&parts.node, CATCH_UP_WAIT).await {
+            // A node that joins hears nothing before a leader knows it.
+            Ok(()) if parts.identity.has_joined && parts.cluster.nodes().is_empty() => {}
+            Ok(()) => return Ok(()),
+            Err(refusal) => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(code = refusal.code, "waiting for the hub's other nodes");
+                }
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The secret between nodes, if there can be any others.
+fn cluster_token(config: &HubConfig, identity: &Identity) -> Result<Option<ClusterToken>, Error> {
+    if config.cluster_listen.is_none() {
+        return Ok(None);
+    }
+    let fresh = (!identity.has_joined).then(|| hex(&rand::random::<[u8; 32]>()));
+    ClusterToken::open(DataFolder(&config.data).cluster_token(), fresh).map(Some)
 }
 
 async fn manifest_epoch(parts: &Parts, entropy: [u8; 10]) -> Result<HubEpoch, Error> {
@@ -269,6 +379,9 @@ async fn manifest_epoch(parts: &Parts, entropy: [u8; 10]) -> Result<HubEpoch, Er
             "manifest.db is of hub {hub_id}, identity.json of {}; one of them was copied here",
             parts.identity.hub_id
         ))),
+        None if parts.identity.has_joined => {
+            Err(Error::Malformed("the manifest of a hub that was joined says no hub id".to_owned()))
+        }
         None => init_manifest(parts, entropy).await,
     }
 }

@@ -22,6 +22,8 @@ pub struct Identity {
     pub certificate: NodeCertificate,
     /// The address that tokens carry, if one was given.
     pub url: Option<String>,
+    /// It joined others; the first node of a hub did not.
+    pub has_joined: bool,
     pub created_at: Timestamp,
 }
 
@@ -34,6 +36,8 @@ struct Stored {
     node_key: String,
     certificate: NodeCertificate,
     url: Option<String>,
+    #[serde(default)]
+    has_joined: bool,
     created_at: Timestamp,
 }
 
@@ -46,33 +50,55 @@ pub struct Seeds {
     pub node: [u8; 32],
 }
 
+/// Refuses a folder that is a hub's, or was.
+pub(crate) fn require_empty(data: &Path) -> Result<(), Error> {
+    let folder = DataFolder(data);
+    if folder.identity().exists() {
+        return Err(Error::Unusable(format!(
+            "{} already holds a hub; start it with: barque hub serve --data {0}",
+            data.display()
+        )));
+    }
+    // An init that was cut short makes neither; a hub that ran has both.
+    if folder.manifest_db().exists() || folder.node_db().exists() {
+        return Err(Error::Unusable(format!(
+            "{} holds the data of a hub whose identity.json is gone; put its copy back, \
+             or use another folder",
+            data.display()
+        )));
+    }
+    Ok(())
+}
+
+pub(crate) fn make_folder(data: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::PermissionsExt as _;
+    platform::create_folders_durably(data, 0o711)
+        .and_then(|()| std::fs::set_permissions(data, std::fs::Permissions::from_mode(0o711)))
+        .map_err(Error::io("cannot make the data folder", data))
+}
+
+/// A folder whose making was cut short has a log and no identity; it starts over.
+pub(crate) fn remove_leftovers(data: &Path) {
+    for leftover in ["raft.db", "raft.db-wal", "raft.db-shm"] {
+        let _ = std::fs::remove_file(data.join(leftover));
+    }
+}
+
+/// A random number as a node id: SQLite integers are signed, and 0 is no node.
+pub(crate) fn as_node_id(random: u64) -> u64 {
+    (random >> 1).max(1)
+}
+
 impl Identity {
     /// Makes a hub in an empty or missing folder: root, node key, TLS CA, Raft log.
     ///
     /// Refused when the folder already has an identity: it is never overwritten.
     pub fn create(data: &Path, url: Option<String>, seeds: Seeds) -> Result<Self, Error> {
-        use std::os::unix::fs::PermissionsExt as _;
+        require_empty(data)?;
+        make_folder(data)?;
         let folder = DataFolder(data);
-        if folder.identity().exists() {
-            return Err(Error::Unusable(format!(
-                "{} already holds a hub; start it with: barque hub serve --data {0}",
-                data.display()
-            )));
-        }
-        // An init that was cut short makes neither; a hub that ran has both.
-        if folder.manifest_db().exists() || folder.node_db().exists() {
-            return Err(Error::Unusable(format!(
-                "{} holds the data of a hub whose identity.json is gone; put its copy back, \
-                 or make the new hub in another folder",
-                data.display()
-            )));
-        }
-        platform::create_folders_durably(data, 0o711)
-            .and_then(|()| std::fs::set_permissions(data, std::fs::Permissions::from_mode(0o711)))
-            .map_err(Error::io("cannot make the data folder", data))?;
         let hub_id = HubId::new(seeds.now, seeds.hub_id);
-        // SQLite integers are signed; 0 is no node.
-        let node_id = (seeds.node_id >> 1).max(1);
+        let node_id = as_node_id(seeds.node_id);
         let root = SecretKey::from_seed(seeds.root);
         let node = SecretKey::from_seed(seeds.node);
         let certificate = NodeCertificate::issue(
@@ -82,19 +108,18 @@ impl Identity {
             node.public(),
             seeds.now,
         );
+        let created_at = seeds.now;
+        let has_joined = false;
         let identity =
-            Self { hub_id, node_id, root, node, certificate, url, created_at: seeds.now };
+            Self { hub_id, node_id, root, node, certificate, url, has_joined, created_at };
         tls::create(&folder.tls(), &identity.root, seeds.now)?;
-        // A folder whose init was cut short has a log and no identity; start over.
-        for leftover in ["raft.db", "raft.db-wal", "raft.db-shm"] {
-            let _ = std::fs::remove_file(data.join(leftover));
-        }
+        remove_leftovers(data);
         drop(LogStore::create(&folder.raft_db(), node_id)?);
         identity.save(&folder.identity())?;
         Ok(identity)
     }
 
-    fn save(&self, path: &Path) -> Result<(), Error> {
+    pub(crate) fn save(&self, path: &Path) -> Result<(), Error> {
         let stored = Stored {
             version: VERSION,
             hub_id: self.hub_id,
@@ -103,6 +128,7 @@ impl Identity {
             node_key: self.node.to_base64(),
             certificate: self.certificate.clone(),
             url: self.url.clone(),
+            has_joined: self.has_joined,
             created_at: self.created_at,
         };
         let json =
@@ -117,7 +143,8 @@ impl Identity {
             Ok(json) => json,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 return Err(Error::Unusable(format!(
-                    "{} holds no hub; make one with: barque hub init --data {0}",
+                    "{} holds no hub; make one with: barque hub init --data {0}, or make it a node of \
+                     one that there is: barque hub join TOKEN --data {0}",
                     data.display()
                 )));
             }
@@ -137,6 +164,7 @@ impl Identity {
             node: key(&s.node_key)?,
             certificate: s.certificate,
             url: s.url,
+            has_joined: s.has_joined,
             created_at: s.created_at,
         })
     }

@@ -27,8 +27,9 @@ use crate::hub::Parts;
 use crate::manifest::query;
 use crate::receive::{log_and_refuse, taken_over};
 
+pub use claim::Claims;
 pub use intake::check;
-pub use job::{Imports, Job, Running};
+pub use job::{Imports, Job, Running, require_enabled};
 pub use receipt::kept;
 pub use source::Source;
 
@@ -189,7 +190,13 @@ pub fn history(
         let line = |(_, line): (u64, wire::ImportLine)| {
             let key =
                 crate::ledger::ImportKey { spoke_id: spoke.clone(), bundle_id: line.bundle_id };
-            let is_kept = receipt::is_kept(parts, &key);
+            // Another node keeps its own receipts as long as this one would.
+            let own = format!("{:016x}", parts.identity.node_id);
+            let age_ms = (parts.clock)().since_ms(line.imported_at);
+            let is_kept = match line.node == own {
+                true => receipt::is_kept(parts, &key),
+                false => age_ms < RECEIPTS_MS,
+            };
             let receipt = is_kept.then(|| wire::receipt_path(spoke, line.bundle_id));
             wire::ImportLine { receipt, ..line }
         };

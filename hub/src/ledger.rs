@@ -116,6 +116,21 @@ impl Ledger {
         Ok(start)
     }
 
+    /// How far Raft's log was at the least, and in which term: what this node has told others.
+    pub fn raft_mark(&self) -> Result<(u64, u64), Error> {
+        let c = self.lock();
+        let number = |name| Self::number(&c, name).map_err(wrap());
+        Ok((number("raft_index")?, number("raft_term")?))
+    }
+
+    pub fn mark_raft(&self, index: u64, term: u64) -> Result<(), Error> {
+        let mut c = self.lock();
+        let tx = c.transaction().map_err(wrap())?;
+        Self::set_number(&tx, "raft_index", index).map_err(wrap())?;
+        Self::set_number(&tx, "raft_term", term).map_err(wrap())?;
+        tx.commit().map_err(wrap())
+    }
+
     /// The highest stage number that was ever reserved.
     pub fn stage_ceiling(&self) -> Result<u64, Error> {
         Self::number(&self.lock(), "stage_ceiling").map_err(wrap())

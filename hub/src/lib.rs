@@ -5,6 +5,7 @@
 //! `client.rs` knows reqwest. It never opens a connection to a spoke (invariant S1).
 
 pub mod client;
+pub mod cluster;
 pub mod command;
 pub mod config;
 pub mod describe;
@@ -23,8 +24,10 @@ pub mod promote;
 pub mod propose;
 pub mod receive;
 pub mod reconcile;
+pub mod recover;
 pub mod registry;
 pub mod staging;
+pub mod stores;
 pub mod sweep;
 pub mod tls;
 pub mod upload;
@@ -32,7 +35,8 @@ pub mod upload;
 pub use client::AdminClient;
 pub use config::HubConfig;
 pub use error::{Error, Refusal};
-pub use hub::Hub;
+pub use http::{Front, Said};
+pub use hub::{Fronts, Hub};
 pub use identity::Identity;
 
 /// The version that answers and reports carry.

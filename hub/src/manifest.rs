@@ -6,24 +6,27 @@
 pub mod apply;
 pub mod query;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use barque_bundle::database::Kind;
-use barque_bundle::fault;
+use barque_bundle::{fault, platform};
 use barque_raft::{SnapshotView, StateMachine};
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 use tokio::sync::watch;
 
 use crate::command::{self, Envelope};
 use crate::error::Error;
+use query::NodeRow;
 
 const KIND: Kind = Kind {
     schema: include_str!("manifest/schema.sql"),
     migrations: &[
         include_str!("manifest/migrations/2.sql"),
         include_str!("manifest/migrations/3.sql"),
+        include_str!("manifest/migrations/4.sql"),
     ],
     // The log is purged only up to a checkpoint, so a lost tail is applied again.
     synchronous: "NORMAL",
@@ -36,21 +39,32 @@ pub struct Manifest {
     path: PathBuf,
     connection: Connection,
     position: watch::Sender<u64>,
+    nodes: watch::Sender<Nodes>,
     readers: Readers,
 }
+
+/// The nodes of a cluster at some position, by their id.
+pub type Nodes = Arc<BTreeMap<u64, NodeRow>>;
 
 impl Manifest {
     /// Opens or makes the database; a newer one is refused by name.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let connection = KIND.open(path)?;
         let position = query::counter(&connection, "position")?;
+        let nodes = Arc::new(query::nodes(&connection)?);
         let readers = Readers::new(path.to_owned());
         Ok(Self {
             path: path.to_owned(),
             connection,
             position: watch::Sender::new(position),
+            nodes: watch::Sender::new(nodes),
             readers,
         })
+    }
+
+    /// Hears of the nodes whenever they change, after the transaction is committed.
+    pub fn watch_nodes(&self) -> watch::Receiver<Nodes> {
+        self.nodes.subscribe()
     }
 
     /// Hears of each new position after its transaction is committed.
@@ -77,10 +91,11 @@ impl StateMachine for Manifest {
         let wrap = || Error::sql("a command cannot be applied");
         let tx = self.connection.transaction().map_err(wrap())?;
         let mut replies = Vec::with_capacity(commands.len());
-        let mut registers = false;
+        let (mut registers, mut changes_nodes) = (false, false);
         for bytes in commands {
             let envelope: Envelope = command::decode(bytes)?;
             registers |= envelope.command.registers();
+            changes_nodes |= envelope.command.changes_nodes();
             if registers {
                 fault::after(fault::Step::Committed);
             }
@@ -95,6 +110,9 @@ impl StateMachine for Manifest {
         tx.commit().map_err(wrap())?;
         if registers {
             fault::after(fault::Step::Applied);
+        }
+        if changes_nodes {
+            self.nodes.send_replace(Arc::new(query::nodes(&self.connection)?));
         }
         self.position.send_replace(position);
         Ok(replies)
@@ -113,7 +131,7 @@ impl StateMachine for Manifest {
         }
         for path in files {
             let file = std::fs::File::open(&path).map_err(Error::io("cannot open", &path))?;
-            barque_bundle::platform::sync(&file).map_err(Error::io("cannot sync", &path))?;
+            platform::sync(&file).map_err(Error::io("cannot sync", &path))?;
         }
         Ok(())
     }
@@ -139,8 +157,17 @@ impl StateMachine for Manifest {
         // A peer may still be at an older schema.
         KIND.bring_up(&mut self.connection, &self.path)?;
         self.checkpoint()?;
+        self.nodes.send_replace(Arc::new(query::nodes(&self.connection)?));
         self.position.send_replace(query::counter(&self.connection, "position")?);
         std::fs::remove_file(file).map_err(Error::io("cannot remove", file))
+    }
+
+    fn is_full(error: &Error) -> bool {
+        match error {
+            Error::Sqlite { source, .. } => barque_raft::log_store::is_full(source),
+            Error::Io { source, .. } => platform::is_full(source),
+            _ => false,
+        }
     }
 }
 

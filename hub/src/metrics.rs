@@ -39,7 +39,7 @@ struct Gauges {
 }
 
 /// Gauges without labels, and what they say.
-const SINGLE: [(&str, &str); 17] = [
+const SINGLE: [(&str, &str); 24] = [
     ("barque_ready", "1 when spokes may call."),
     ("barque_files", "Files in the manifest."),
     ("barque_landed_bytes", "Bytes of the files in the manifest."),
@@ -56,6 +56,13 @@ const SINGLE: [(&str, &str); 17] = [
     ("barque_raft_has_leader", "1 while a leader is known."),
     ("barque_raft_last_log_index", "The last entry of the Raft log."),
     ("barque_raft_applied_index", "The last applied entry of the Raft log."),
+    ("barque_raft_is_stalled", "1 while a full disk holds this node up."),
+    ("barque_nodes", "Nodes of the hub that were not removed."),
+    ("barque_nodes_alive", "Of those, the ones that this node hears."),
+    ("barque_node_takes_part", "0 on a node that was removed, or is of another life of the hub."),
+    ("barque_node_lag_entries", "On the leader: log entries that the slowest node lacks."),
+    ("barque_files_held", "Files of which this node holds a copy."),
+    ("barque_state_age_milliseconds", "How long ago this node was up to date for sure."),
     ("barque_start_time_seconds", "When the hub started, in seconds since 1970."),
 ];
 

@@ -1,8 +1,10 @@
-//! Groups operations into batches and gets them agreed on: the only place that knows `NotLeader`.
+//! Groups operations into batches and gets them agreed on, by this node or the one that leads: the
+//! only place that knows `NotLeader`.
 //!
-//! Whatever waits goes out as one proposal of at most 1,000 operations and 2 MiB. A node that has
-//! known no leader for 5 s answers 503; a proposal that has no answer in time is unknown, not no
-//! (D4).
+//! Whatever waits goes out as one proposal of at most 1,000 operations and 2 MiB. An election is
+//! ridden out for 5 s; a node that has known no leader for as long answers 503 at once. A proposal
+//! that has no answer in time is unknown, not no (D4): it is made again when a repeat is answered as
+//! the first would have been, else its caller hears so.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,6 +17,7 @@ use barque_raft::{Node, ProposeError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use crate::cluster::{CallFault, Cluster, no_leader, raft_stopped};
 use crate::command::{
     self, BATCH_BYTES_MAX, BATCH_OPERATIONS_MAX, Batch, BundleRef, Command, Envelope, Operation,
     OperationReply, Reply,
@@ -26,6 +29,8 @@ use crate::hub::Clock;
 const LEADER_WAIT: Duration = Duration::from_secs(5);
 /// How long an answer is waited for, once proposed.
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+const QUORUM_CHECK: Duration = Duration::from_millis(250);
 /// How long a caller waits for its turn and its answer together.
 const QUEUE_WAIT: Duration = Duration::from_secs(50);
 /// Bytes that stay free for the databases (a small file system keeps a twentieth): a full disk
@@ -47,10 +52,17 @@ struct Group {
 /// A handle on the proposing task; clones share its queue.
 #[derive(Clone)]
 pub struct Proposer {
-    node: Arc<Node>,
+    way: Way,
     clock: Clock,
     queue: mpsc::Sender<Group>,
     counts: Arc<Counts>,
+}
+
+/// How a command is agreed on.
+#[derive(Clone)]
+struct Way {
+    node: Arc<Node>,
+    cluster: Arc<Cluster>,
     data: Arc<Path>,
 }
 
@@ -63,14 +75,14 @@ pub struct Counts {
 
 impl Proposer {
     /// Starts the task that groups; it ends with the last handle.
-    pub fn start(node: Arc<Node>, clock: Clock, data: &Path) -> Self {
+    pub fn start(node: Arc<Node>, cluster: Arc<Cluster>, clock: Clock, data: &Path) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        let proposer = Self { node, clock, queue, counts: Arc::default(), data: data.into() };
+        let way = Way { node, cluster, data: data.into() };
+        let proposer = Self { way, clock, queue, counts: Arc::default() };
         let core = Core {
-            node: Arc::clone(&proposer.node),
+            way: proposer.way.clone(),
             clock: Arc::clone(&proposer.clock),
             counts: Arc::clone(&proposer.counts),
-            data: Arc::clone(&proposer.data),
         };
         tokio::spawn(core.run(waiting));
         proposer
@@ -114,7 +126,18 @@ impl Proposer {
     /// The reply to one command that goes out alone.
     pub async fn command(&self, command: Command) -> Result<Reply, Refusal> {
         let envelope = Envelope { at: (self.clock)(), command };
-        propose(&self.node, &self.data, command::encode(&envelope)).await
+        self.way.propose(&envelope).await
+    }
+
+    /// The reply to a command of another node, which is passed on once at the most.
+    pub async fn answer(&self, command: Vec<u8>, is_passed_on: bool) -> Result<Vec<u8>, Refusal> {
+        require_room(&self.way.data, command.len())?;
+        match self.way.once(command, is_passed_on).await {
+            Ok(reply) => Ok(reply),
+            Err(Fault::NotDone) => Err(no_leader()),
+            Err(Fault::Unknown) => Err(unknown()),
+            Err(Fault::Refused(refusal)) => Err(refusal),
+        }
     }
 }
 
@@ -192,10 +215,9 @@ fn split(operations: Vec<Operation>) -> Vec<(Vec<Operation>, usize)> {
 }
 
 struct Core {
-    node: Arc<Node>,
+    way: Way,
     clock: Clock,
     counts: Arc<Counts>,
-    data: Arc<Path>,
 }
 
 impl Core {
@@ -229,7 +251,7 @@ impl Core {
         self.counts.proposals.fetch_add(1, Ordering::Relaxed);
         self.counts.operations.fetch_add(batch.operations.len() as u64, Ordering::Relaxed);
         let envelope = Envelope { at: (self.clock)(), command: Command::Batch(batch) };
-        let reply = propose(&self.node, &self.data, command::encode(&envelope)).await;
+        let reply = self.way.propose(&envelope).await;
         let mut replies = match reply {
             Ok(Reply::Batch(replies)) => replies.into_iter(),
             Ok(_) => {
@@ -279,39 +301,88 @@ fn at_index(operation: Operation, index: Option<u32>) -> Operation {
     }
 }
 
-async fn propose(node: &Node, data: &Path, bytes: Vec<u8>) -> Result<Reply, Refusal> {
-    require_room(data, bytes.len())?;
-    let deadline = Instant::now() + LEADER_WAIT;
-    loop {
-        let proposed = tokio::time::timeout(ANSWER_WAIT, node.propose(bytes.clone())).await;
-        match proposed {
-            Err(_) => {
-                return Err(unknown());
-            }
-            Ok(Ok(reply)) => {
-                return command::decode(&reply).map_err(|e: Error| e.to_refusal());
-            }
-            Ok(Err(ProposeError::NotLeader { .. })) if Instant::now() < deadline => {
-                node.wait_for_leader(deadline - Instant::now()).await;
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            Ok(Err(ProposeError::NotLeader { .. })) => {
-                return Err(Refusal::new(
-                    ErrorKind::Unavailable,
-                    "no_leader",
-                    "the hub has no leader at the moment; nothing was lost, try again",
-                ));
-            }
-            Ok(Err(ProposeError::Stopped(why))) => {
-                tracing::error!(%why, "a proposal met a stopped Raft node");
-                return Err(Refusal::new(
-                    ErrorKind::Unavailable,
-                    "raft_stopped",
-                    "the hub's Raft node has stopped, its log says why; restart the hub",
-                ));
+/// Why one try brought no reply.
+enum Fault {
+    /// It did not happen, and will not: nobody leads, or the leader was not reached.
+    NotDone,
+    /// It may have happened (D4).
+    Unknown,
+    Refused(Refusal),
+}
+
+impl Way {
+    /// Gets a command agreed on; an election is ridden out for a while.
+    async fn propose(&self, envelope: &Envelope) -> Result<Reply, Refusal> {
+        self.cluster.require_inside()?;
+        let bytes = command::encode(envelope);
+        require_room(&self.data, bytes.len())?;
+        let left = LEADER_WAIT.saturating_sub(self.cluster.leaderless_for());
+        let deadline = Instant::now() + left;
+        let is_repeatable = envelope.command.is_repeatable();
+        loop {
+            match self.once(bytes.clone(), false).await {
+                Ok(reply) => return command::decode(&reply).map_err(|e: Error| e.to_refusal()),
+                Err(Fault::Refused(refusal)) => return Err(refusal),
+                Err(Fault::Unknown) if !is_repeatable || Instant::now() >= deadline => {
+                    return Err(unknown());
+                }
+                Err(Fault::NotDone) if Instant::now() >= deadline => return Err(no_leader()),
+                Err(Fault::NotDone | Fault::Unknown) => {
+                    self.node.wait_for_leader(deadline - Instant::now()).await;
+                    tokio::time::sleep(TRY_AGAIN).await;
+                }
             }
         }
     }
+
+    /// One try: here when this node leads, else by the node that does.
+    async fn once(&self, bytes: Vec<u8>, is_passed_on: bool) -> Result<Vec<u8>, Fault> {
+        if Cluster::lost_quorum(&self.node) {
+            return Err(Fault::NotDone);
+        }
+        let proposed = tokio::time::timeout(ANSWER_WAIT, self.node.propose(bytes.clone()));
+        let leader = tokio::select! {
+            proposed = proposed => match proposed {
+                Ok(Ok(reply)) => return Ok(reply),
+                Ok(Err(ProposeError::NotLeader { leader, .. })) => leader,
+                Ok(Err(ProposeError::Stopped(why))) => {
+                    return Err(Fault::Refused(raft_stopped(&why)));
+                }
+                Err(_) => return Err(Fault::Unknown),
+            },
+            // What a leader without a majority has taken may still be agreed on.
+            () = self.quorum_gone() => return Err(Fault::Unknown),
+        };
+        // A node that no leader knows yet asks those that it knows.
+        let is_stranger = self.node.status().voters.is_empty();
+        if is_passed_on || (leader.is_none() && !is_stranger) || leader == Some(self.node.node_id())
+        {
+            return Err(Fault::NotDone);
+        }
+        match self.cluster.forward(leader, leader.is_some(), bytes, ANSWER_WAIT).await {
+            Ok(reply) => Ok(reply.to_vec()),
+            Err(e) if e.is_unknown() => Err(Fault::Unknown),
+            Err(CallFault::Refused(p)) if p.code == "hub_full" || p.code == "hub_read_only" => {
+                Err(Fault::Refused(full_elsewhere()))
+            }
+            Err(_) => Err(Fault::NotDone),
+        }
+    }
+
+    /// Returns once this node leads and has not been heard by most others for too long.
+    async fn quorum_gone(&self) {
+        while !Cluster::lost_quorum(&self.node) {
+            tokio::time::sleep(QUORUM_CHECK).await;
+        }
+    }
+}
+
+fn full_elsewhere() -> Refusal {
+    Refusal::new(
+        ErrorKind::Full,
+        "hub_full",
+        "the hub's leading node has no room for its databases; free space there, nothing was lost",
+    )
 }
 
 #[cfg(test)]

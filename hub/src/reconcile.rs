@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use barque_bundle::receipt::{Answers, Draft, Wanted};
 use barque_bundle::wire::{
@@ -17,13 +16,12 @@ use rusqlite::Connection;
 
 use crate::command::{CheckIn, Operation, OperationReply};
 use crate::error::{Error, Refusal};
+use crate::http::position;
 use crate::hub::Parts;
 use crate::ledger::{Ledger, UploadRow};
 use crate::manifest::query::{self, FileState};
 use crate::registry::Caller;
 
-/// How long a position that the caller has seen is waited for.
-const POSITION_WAIT: Duration = Duration::from_secs(5);
 /// Files that one answer asks for again at the most.
 const WANTED_MAX: u32 = 1000;
 
@@ -55,10 +53,7 @@ pub async fn reconcile(
     body_sha256: Sha256Digest,
 ) -> Result<ReconcileResponse, Error> {
     require_size(&request)?;
-    let mut head = parts.position.clone();
-    let reached = head.wait_for(|p| *p >= request.seen_position);
-    // Later than that, the caller gets our own position and judges by it.
-    let _ = tokio::time::timeout(POSITION_WAIT, reached).await;
+    position::reach(parts, request.seen_position).await;
 
     let spoke = caller.spoke_id.clone();
     let entries = request.entries;

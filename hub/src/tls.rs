@@ -48,10 +48,7 @@ const CA_NAME: &str = "Barque hub CA";
 
 /// Makes `root.pem`, `ca.pem` (CA, then root) and `ca.key` in a new folder.
 pub fn create(folder: &Path, root: &SecretKey, now: Timestamp) -> Result<(), Error> {
-    use std::os::unix::fs::PermissionsExt as _;
-    platform::create_folders_durably(folder, 0o711)
-        .and_then(|()| std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o711)))
-        .map_err(Error::io("cannot make the folder", folder))?;
+    make_folder(folder)?;
     let root_key = root_key(root)?;
     let root_params = authority(ROOT_NAME, 1, now);
     let root_cert = root_params.self_signed(&root_key).map_err(tls)?;
@@ -62,6 +59,25 @@ pub fn create(folder: &Path, root: &SecretKey, now: Timestamp) -> Result<(), Err
     let ca_cert = ca_params.signed_by(&ca_key, &issuer).map_err(tls)?;
     write(folder, "ca.key", &ca_key.serialize_pem(), 0o600)?;
     write(folder, "ca.pem", &format!("{}{}", ca_cert.pem(), root_cert.pem()), 0o644)
+}
+
+/// The authority's certificates and its key, for another node of the same hub.
+pub fn authority_files(folder: &Path) -> Result<(String, String), Error> {
+    Ok((read(folder, "ca.pem")?, read(folder, "ca.key")?))
+}
+
+/// Takes over the authority of a hub that this node joins.
+pub fn adopt(folder: &Path, ca_pem: &str, ca_key: &str) -> Result<(), Error> {
+    make_folder(folder)?;
+    write(folder, "ca.key", ca_key, 0o600)?;
+    write(folder, "ca.pem", ca_pem, 0o644)
+}
+
+fn make_folder(folder: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::PermissionsExt as _;
+    platform::create_folders_durably(folder, 0o711)
+        .and_then(|()| std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o711)))
+        .map_err(Error::io("cannot make the folder", folder))
 }
 
 fn write(folder: &Path, name: &str, text: &str, mode: u32) -> Result<(), Error> {

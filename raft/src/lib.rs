@@ -8,15 +8,19 @@
 #![expect(clippy::result_large_err, reason = "openraft's errors are large, and rare")]
 
 pub mod log_store;
+mod members;
 pub mod message;
 pub mod node;
+pub mod recover;
 pub mod snapshot;
+mod stall;
 pub mod state_machine;
 pub mod transport;
 pub mod types;
 
 pub use log_store::{LogStore, LogStoreError};
-pub use node::{Node, NodeStatus, ProposeError, StartError};
+pub use node::{Limits, Node, NodeStatus, ProposeError, StartError};
+pub use recover::{RecoverError, Recovered, recover};
 pub use snapshot::{SnapshotFile, SnapshotView};
 pub use state_machine::StateMachine;
 pub use transport::{Alone, Transport, TransportError};

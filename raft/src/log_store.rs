@@ -1,5 +1,6 @@
 //! The log, the vote and the node's own id in `raft.db`, durable before anything is answered (A3).
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::{Bound, RangeBounds};
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use openraft::{
 };
 use rusqlite::{Connection, OptionalExtension as _, params};
 
+use crate::stall::Stall;
 use crate::types::{Entry, LogId, StorageError, TypeConfig, Vote};
 
 /// The schema version that this program writes.
@@ -25,8 +27,10 @@ pub enum LogStoreError {
         "{path} is at schema version {found}; this program knows up to {SCHEMA_VERSION}: use the newer program that wrote it"
     )]
     Newer { path: PathBuf, found: i64 },
-    #[error("{path} has no node id; it was not made by `barque hub init`")]
+    #[error("{path} has no node id; it was not made by `barque hub init` or `join`")]
     NoIdentity { path: PathBuf },
+    #[error("{path} is gone")]
+    Gone { path: PathBuf },
     #[error("{path} cannot be made")]
     Create { path: PathBuf, source: std::io::Error },
     #[error("{path} cannot be used")]
@@ -38,6 +42,10 @@ pub enum LogStoreError {
 pub struct LogStore {
     connection: Arc<Mutex<Connection>>,
     node_id: u64,
+    path: PathBuf,
+    /// Bytes of each entry that is kept.
+    sizes: Arc<Mutex<BTreeMap<u64, u64>>>,
+    stall: Stall,
 }
 
 impl LogStore {
@@ -58,12 +66,30 @@ impl LogStore {
         tx.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(wrap)?;
         put(&tx, "node_id", &node_id).map_err(wrap)?;
         tx.commit().map_err(wrap)?;
-        Ok(Self { connection: Arc::new(Mutex::new(connection)), node_id })
+        Self::of(connection, node_id, path).map_err(wrap)
+    }
+
+    fn of(connection: Connection, node_id: u64, path: &Path) -> rusqlite::Result<Self> {
+        let sizes: BTreeMap<u64, u64> = connection
+            .prepare("SELECT log_index, length(entry) FROM log")?
+            .query_map([], |r| Ok((from_sql(r.get(0)?), from_sql(r.get(1)?))))?
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            connection: Arc::new(Mutex::new(connection)),
+            node_id,
+            path: path.to_owned(),
+            sizes: Arc::new(Mutex::new(sizes)),
+            stall: Stall::default(),
+        })
     }
 
     /// Opens a log that [`LogStore::create`] made.
     pub fn open(path: &Path) -> Result<Self, LogStoreError> {
         let wrap = |source| LogStoreError::Sqlite { path: path.to_owned(), source };
+        // SQLite would make an empty one.
+        if !path.exists() {
+            return Err(LogStoreError::Gone { path: path.to_owned() });
+        }
         let connection = connect(path).map_err(wrap)?;
         let found: i64 =
             connection.query_row("PRAGMA user_version", [], |r| r.get(0)).map_err(wrap)?;
@@ -75,11 +101,74 @@ impl LogStore {
         }
         let node_id = get(&connection, "node_id").map_err(wrap)?;
         let node_id = node_id.ok_or_else(|| LogStoreError::NoIdentity { path: path.to_owned() })?;
-        Ok(Self { connection: Arc::new(Mutex::new(connection)), node_id })
+        Self::of(connection, node_id, path).map_err(wrap)
     }
 
     pub fn node_id(&self) -> u64 {
         self.node_id
+    }
+
+    /// The index up to which the log goes, and the term that this node last took part in.
+    pub fn extent(&self) -> Result<(u64, u64), LogStoreError> {
+        let c = self.lock();
+        let of = |c: &Connection| -> rusqlite::Result<(u64, u64)> {
+            let vote: Option<Vote> = get(c, "vote")?;
+            let last: Option<i64> =
+                c.query_row("SELECT max(log_index) FROM log", [], |r| r.get(0))?;
+            let purged: Option<LogId> = get(c, "purged")?;
+            let last = last.and_then(|n| u64::try_from(n).ok());
+            let last = last.or(purged.map(|id| id.index)).unwrap_or(0);
+            Ok((last, vote.map_or(0, |v| v.leader_id.term)))
+        };
+        of(&c).map_err(|source| LogStoreError::Sqlite { path: self.path.clone(), source })
+    }
+
+    /// All entries from an index on.
+    pub(crate) fn from(&self, index: u64) -> rusqlite::Result<Vec<Entry>> {
+        self.entries(index.., usize::MAX)
+    }
+
+    pub(crate) fn vote(&self) -> rusqlite::Result<Option<Vote>> {
+        get(&self.lock(), "vote")
+    }
+
+    /// Leaves nothing in the log, which ends at this id; all at once.
+    pub(crate) fn begin_anew(&self, at: LogId, vote: Vote) -> rusqlite::Result<()> {
+        let mut connection = self.lock();
+        let tx = connection.transaction()?;
+        put(&tx, "purged", &at)?;
+        put(&tx, "vote", &vote)?;
+        tx.execute("DELETE FROM log", [])?;
+        tx.commit()?;
+        self.sizes().clear();
+        Ok(())
+    }
+
+    /// Says while a full disk holds the log up.
+    pub(crate) fn stall(&self) -> Stall {
+        self.stall.clone()
+    }
+
+    fn sizes(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Up to which index the log has to go for the rest to be within limits; none when all of it is.
+    pub(crate) fn beyond(&self, entries_max: usize, bytes_max: u64) -> Option<u64> {
+        let sizes = self.sizes();
+        let (mut entries, mut bytes) = (0, 0u64);
+        for (index, size) in sizes.iter().rev() {
+            (entries, bytes) = (entries + 1, bytes.saturating_add(*size));
+            if entries > entries_max || bytes > bytes_max {
+                return Some(*index);
+            }
+        }
+        None
+    }
+
+    /// Bytes of the entries behind an index.
+    pub(crate) fn bytes_after(&self, index: u64) -> u64 {
+        self.sizes().range(index.saturating_add(1)..).map(|(_, size)| size).sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
@@ -124,14 +213,26 @@ impl LogStore {
     fn append_all(&self, entries: &[Entry]) -> rusqlite::Result<()> {
         let mut connection = self.lock();
         let tx = connection.transaction()?;
+        let mut written = Vec::with_capacity(entries.len());
         {
             let mut insert =
                 tx.prepare_cached("INSERT INTO log (log_index, entry) VALUES (?1, ?2)")?;
             for entry in entries {
-                insert.execute(params![to_sql(entry.log_id.index), encode(entry)?])?;
+                let bytes = encode(entry)?;
+                insert.execute(params![to_sql(entry.log_id.index), bytes])?;
+                written.push((entry.log_id.index, bytes.len() as u64));
             }
         }
-        tx.commit()
+        tx.commit()?;
+        self.sizes().extend(written);
+        Ok(())
+    }
+
+    fn truncate_from(&self, log_id: LogId) -> rusqlite::Result<()> {
+        let lo = to_sql(log_id.index);
+        self.lock().execute("DELETE FROM log WHERE log_index >= ?1", [lo])?;
+        self.sizes().retain(|index, _| *index < log_id.index);
+        Ok(())
     }
 
     fn purge_upto(&self, log_id: LogId) -> rusqlite::Result<()> {
@@ -139,7 +240,9 @@ impl LogStore {
         let tx = connection.transaction()?;
         put(&tx, "purged", &log_id)?;
         tx.execute("DELETE FROM log WHERE log_index <= ?1", [to_sql(log_id.index)])?;
-        tx.commit()
+        tx.commit()?;
+        self.sizes().retain(|index, _| *index > log_id.index);
+        Ok(())
     }
 
     fn state(&self) -> rusqlite::Result<LogState<TypeConfig>> {
@@ -162,6 +265,10 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
     connection.pragma_update(None, "journal_size_limit", 16 * 1024 * 1024)?;
     connection.busy_timeout(std::time::Duration::from_secs(30))?;
     Ok(connection)
+}
+
+fn from_sql(n: i64) -> u64 {
+    u64::try_from(n).unwrap_or(0)
 }
 
 fn to_sql(n: u64) -> i64 {
@@ -231,7 +338,9 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), StorageError> {
-        put(&self.lock(), "vote", vote)
+        self.stall
+            .ride_out("the vote", is_full, || put(&self.lock(), "vote", vote))
+            .await
             .map_err(|e| storage_error(ErrorSubject::Vote, ErrorVerb::Write, &e))
     }
 
@@ -250,7 +359,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         I::IntoIter: OptionalSend,
     {
         let entries: Vec<Entry> = entries.into_iter().collect();
-        match self.append_all(&entries) {
+        match self.stall.ride_out("the log", is_full, || self.append_all(&entries)).await {
             Ok(()) => {
                 callback.log_io_completed(Ok(()));
                 Ok(())
@@ -264,16 +373,29 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     }
 
     async fn truncate(&mut self, log_id: LogId) -> Result<(), StorageError> {
-        self.lock()
-            .execute("DELETE FROM log WHERE log_index >= ?1", [to_sql(log_id.index)])
-            .map(drop)
+        self.stall
+            .ride_out("the log", is_full, || self.truncate_from(log_id))
+            .await
             .map_err(|e| storage_error(ErrorSubject::Logs, ErrorVerb::Delete, &e))
     }
 
     async fn purge(&mut self, log_id: LogId) -> Result<(), StorageError> {
-        self.purge_upto(log_id)
+        self.stall
+            .ride_out("the log", is_full, || self.purge_upto(log_id))
+            .await
             .map_err(|e| storage_error(ErrorSubject::Logs, ErrorVerb::Delete, &e))
     }
+}
+
+/// Whether nothing was written for want of room, so that the same may be tried again. A sync that
+/// failed is none of it: what it covered is not believed any more.
+pub fn is_full(e: &rusqlite::Error) -> bool {
+    let code = e.sqlite_error().map(|e| (e.code, e.extended_code));
+    matches!(
+        code,
+        Some((rusqlite::ErrorCode::DiskFull, _))
+            | Some((_, rusqlite::ffi::SQLITE_IOERR_WRITE | rusqlite::ffi::SQLITE_IOERR_SHMSIZE))
+    )
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io::{Read as _, Seek as _};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use openraft::error::{
     Fatal, NetworkError, RPCError, RaftError, RemoteError, ReplicationClosed, StreamingError,
@@ -17,9 +18,13 @@ use openraft::{BasicNode, OptionalSend};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::snapshot;
 use crate::transport::Transport;
 use crate::types::{Snapshot, SnapshotMeta, TypeConfig, Vote};
 
+/// How often a piece is sent again before the snapshot is given up.
+const PIECE_FAILURES_MAX: u32 = 60;
+const PIECE_AGAIN: Duration = Duration::from_millis(500);
 /// Bytes of a snapshot in one message.
 const PIECE_BYTES: usize = 1024 * 1024;
 
@@ -129,12 +134,28 @@ impl<T: Transport> Client<T> {
         meta: SnapshotMeta,
         file: &mut std::fs::File,
     ) -> Result<SnapshotResponse<u64>, StreamingError<TypeConfig, Fatal<u64>>> {
-        let mut offset = 0;
+        let (mut offset, mut failures) = (0, 0);
         loop {
             let (data, done) = self.piece(file, offset).map_err(|e| NetworkError::new(&e))?;
             let piece = SnapshotPiece { vote, meta: meta.clone(), offset, data, done };
-            match self.call(&Request::Piece(piece)).await? {
-                Response::Piece(Ok(PieceAnswer::Continue { offset: next })) => offset = next,
+            let answer = match self.call(&Request::Piece(piece)).await {
+                Ok(answer) => answer,
+                // A line that breaks is no reason to begin again: the other side says how far it is.
+                Err(e) if failures < PIECE_FAILURES_MAX => {
+                    failures += 1;
+                    tracing::warn!(error = %e, offset, "a snapshot piece goes again");
+                    tokio::time::sleep(PIECE_AGAIN).await;
+                    continue;
+                }
+                Err(e) => return Err(e.into()),
+            };
+            match answer {
+                Response::Piece(Ok(PieceAnswer::Continue { offset: next })) => {
+                    if next > offset {
+                        failures = 0;
+                    }
+                    offset = next;
+                }
                 Response::Piece(Ok(PieceAnswer::Installed(answer))) => return Ok(answer),
                 Response::Piece(Ok(PieceAnswer::NotKept { why })) => {
                     return Err(NetworkError::new(&std::io::Error::other(why)).into());
@@ -178,9 +199,15 @@ impl<T: Transport> RaftNetwork<TypeConfig> for Client<T> {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _option: RPCOption,
     ) -> Result<SnapshotResponse<u64>, StreamingError<TypeConfig, Fatal<u64>>> {
-        let path = self.folder.join(format!("snapshot.sending.{}", self.target));
+        let path = snapshot::sending(&self.folder, self.target);
         let _ = std::fs::remove_file(&path);
-        (*snapshot.snapshot).into_file(&path).map_err(|e| NetworkError::new(&e))?;
+        // Copying takes a while, and must not hold a heartbeat up.
+        let (view, to) = (snapshot.snapshot, path.clone());
+        let copied = tokio::task::spawn_blocking(move || (*view).into_file(&to)).await;
+        let copied = copied.unwrap_or_else(|e| Err(std::io::Error::other(e)));
+        copied
+            .inspect_err(|_| drop(std::fs::remove_file(&path)))
+            .map_err(|e| NetworkError::new(&e))?;
         let mut file = std::fs::File::open(&path).map_err(|e| NetworkError::new(&e))?;
         // The open file stays readable; the name need not survive a crash.
         let _ = std::fs::remove_file(&path);

@@ -1,9 +1,9 @@
 //! A running Raft node: start, propose, read barrier, answer other nodes.
 
 use std::collections::BTreeMap;
-use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use openraft::error::{CheckIsLeaderError, ClientWriteError, Fatal, InitializeError, RaftError};
@@ -12,17 +12,41 @@ use tokio::sync::Mutex;
 
 use crate::log_store::LogStore;
 use crate::message::{Network, PieceAnswer, Request, Response, SnapshotPiece, decode, encode};
-use crate::snapshot::SnapshotFile;
+use crate::snapshot::{self, SnapshotFile};
+use crate::stall::Stall;
 use crate::state_machine::{Adapter, StateMachine};
 use crate::transport::Transport;
 use crate::types::{Command, Snapshot, TypeConfig};
 
 type Raft = openraft::Raft<TypeConfig>;
 
-/// Entries between two checkpoints of the state machine, after which the log may be cut.
-const CHECKPOINT_ENTRIES: u64 = 500;
-/// Entries kept behind a checkpoint for peers that lag a little.
-const KEPT_ENTRIES: u64 = 200;
+/// How far the log may grow.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Entries, and bytes of them, between two checkpoints, after which the log may be cut.
+    pub checkpoint_entries: u64,
+    pub checkpoint_bytes: u64,
+    /// Entries, and bytes of them, that are kept behind a checkpoint: a node that lags by less, or
+    /// that takes a snapshot meanwhile, needs no snapshot (again). One that is down holds up nothing.
+    pub kept_entries: usize,
+    pub kept_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            checkpoint_entries: 500,
+            checkpoint_bytes: 32 << 20,
+            kept_entries: 10_000,
+            kept_bytes: 64 << 20,
+        }
+    }
+}
+
+/// How often the log is looked at.
+const LOG_CHECK: Duration = Duration::from_millis(500);
+/// How often a wait looks whether the node still runs.
+const APPLIED_CHECK: Duration = Duration::from_secs(1);
 
 /// Why a node does not start.
 #[derive(Debug, thiserror::Error)]
@@ -43,13 +67,20 @@ pub enum ProposeError {
 }
 
 /// What a node knows of its cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeStatus {
     pub node_id: u64,
     pub term: u64,
     pub leader: Option<u64>,
     pub last_applied: Option<u64>,
     pub last_log: Option<u64>,
+    /// The last entry that is no longer in the log.
+    pub purged: Option<u64>,
+    pub voters: Vec<u64>,
+    pub learners: Vec<u64>,
+    /// On the leader: how far each node's log is, and how long ago most of them answered.
+    pub matched: BTreeMap<u64, Option<u64>>,
+    pub quorum_heard: Option<Duration>,
 }
 
 /// A running node with a runtime of its own, so that busy callers do not delay heartbeats.
@@ -59,6 +90,9 @@ pub struct Node {
     runtime: Option<tokio::runtime::Runtime>,
     incoming: Mutex<()>,
     folder: PathBuf,
+    stall: Stall,
+    /// It leads and lets another one lead instead.
+    is_resigning: AtomicBool,
 }
 
 impl Node {
@@ -70,7 +104,9 @@ impl Node {
         machine: M,
         transport: T,
         folder: PathBuf,
+        limits: Limits,
     ) -> Result<Self, StartError> {
+        snapshot::clean_up(&folder)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(3)
             .thread_name("raft")
@@ -83,15 +119,18 @@ impl Node {
             election_timeout_max: 2000,
             install_snapshot_timeout: 30_000,
             max_payload_entries: 16,
-            snapshot_policy: SnapshotPolicy::LogsSinceLast(CHECKPOINT_ENTRIES),
-            max_in_snapshot_log_to_keep: KEPT_ENTRIES,
-            purge_batch_size: 64,
+            snapshot_policy: SnapshotPolicy::LogsSinceLast(limits.checkpoint_entries),
+            // `keep_short` cuts the log, by bytes too.
+            max_in_snapshot_log_to_keep: u64::MAX / 2,
+            // A lag alone is no reason for a snapshot, as long as the log is there.
+            replication_lag_threshold: u64::MAX / 2,
             ..Config::default()
         };
         let config = config.validate().map_err(|e| StartError::Raft(e.to_string()))?;
         let node_id = log.node_id();
         let network = Network { transport: Arc::new(transport), folder: folder.clone() };
-        let adapter = Adapter::new(machine, folder.clone());
+        let (stall, kept) = (log.stall(), log.clone());
+        let adapter = Adapter::new(machine, folder.clone(), stall.clone());
         let start = Raft::new(node_id, Arc::new(config), network, log, adapter);
         let raft = std::thread::scope(|s| {
             // `block_on` is not allowed on a thread that already drives a runtime.
@@ -100,7 +139,10 @@ impl Node {
         let raft = raft
             .map_err(|_| StartError::Raft("the starting thread panicked".to_owned()))?
             .map_err(|e| StartError::Raft(e.to_string()))?;
-        Ok(Self { raft, node_id, runtime: Some(runtime), incoming: Mutex::new(()), folder })
+        runtime.spawn(keep_short(raft.clone(), kept, limits));
+        let incoming = Mutex::new(());
+        let is_resigning = AtomicBool::new(false);
+        Ok(Self { raft, node_id, runtime: Some(runtime), incoming, folder, stall, is_resigning })
     }
 
     pub fn node_id(&self) -> u64 {
@@ -132,6 +174,7 @@ impl Node {
     ///
     /// When this future is dropped or times out, the command may still be applied (D4).
     pub async fn propose(&self, command: Vec<u8>) -> Result<Vec<u8>, ProposeError> {
+        self.require_not_resigning()?;
         match self.raft.client_write(Command(command)).await {
             Ok(answer) => Ok(answer.data.0),
             Err(RaftError::APIError(ClientWriteError::ForwardToLeader(f))) => {
@@ -142,10 +185,12 @@ impl Node {
         }
     }
 
-    /// Returns once everything agreed before the call is applied here; only the leader can.
-    pub async fn read_barrier(&self) -> Result<(), ProposeError> {
-        match self.raft.ensure_linearizable().await {
-            Ok(_) => Ok(()),
+    /// The index up to which a node has to apply to know everything agreed before the call (Ongaro,
+    /// "Consensus: Bridging Theory and Practice", 6.4); only the leader can tell.
+    pub async fn read_index(&self) -> Result<u64, ProposeError> {
+        self.require_not_resigning()?;
+        match self.raft.get_read_log_id().await {
+            Ok((read, _)) => Ok(read.map_or(0, |id| id.index)),
             Err(RaftError::APIError(CheckIsLeaderError::ForwardToLeader(f))) => {
                 let address = f.leader_node.map(|n| n.addr);
                 Err(ProposeError::NotLeader { leader: f.leader_id, address })
@@ -155,6 +200,66 @@ impl Node {
             }
             Err(e) => Err(ProposeError::Stopped(e.to_string())),
         }
+    }
+
+    /// Whether everything up to an index is applied here before the time is over.
+    pub async fn wait_applied(&self, index: u64, timeout: Duration) -> bool {
+        let mut metrics = self.raft.metrics();
+        let applied = metrics.wait_for(|m| m.last_applied.map_or(0, |id| id.index) >= index);
+        tokio::time::timeout(timeout, applied).await.is_ok_and(|r| r.is_ok())
+    }
+
+    /// Returns once everything agreed before the call is applied here; only the leader can.
+    pub async fn read_barrier(&self) -> Result<(), ProposeError> {
+        let index = self.read_index().await?;
+        while !self.wait_applied(index, APPLIED_CHECK).await {
+            if let Err(e) = &self.raft.metrics().borrow().running_state {
+                return Err(ProposeError::Stopped(e.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where this node's messages to others are sent from, so that callers can answer there too.
+    pub fn runtime(&self) -> Option<tokio::runtime::Handle> {
+        self.runtime.as_ref().map(|r| r.handle().clone())
+    }
+
+    pub(crate) fn raft(&self) -> &Raft {
+        &self.raft
+    }
+
+    fn require_not_resigning(&self) -> Result<(), ProposeError> {
+        match self.is_resigning.load(Ordering::Relaxed) {
+            true => Err(ProposeError::NotLeader { leader: None, address: None }),
+            false => Ok(()),
+        }
+    }
+
+    /// Lets another node lead: this one says nothing more as leader until another has been elected,
+    /// or the time is over. True when it does not lead afterwards.
+    ///
+    /// A leader that is made a learner goes on leading, and openraft 0.9 hands nothing over.
+    pub async fn resign(&self, timeout: Duration) -> bool {
+        let mut metrics = self.raft.metrics();
+        self.is_resigning.store(true, Ordering::Relaxed);
+        self.raft.runtime_config().heartbeat(false);
+        let own = self.node_id;
+        let other = metrics.wait_for(|m| m.current_leader.is_some_and(|id| id != own));
+        let has_resigned = tokio::time::timeout(timeout, other).await.is_ok_and(|r| r.is_ok());
+        self.raft.runtime_config().heartbeat(true);
+        self.is_resigning.store(false, Ordering::Relaxed);
+        has_resigned
+    }
+
+    /// Whether a full disk holds this node up; it goes on by itself.
+    pub fn is_stalled(&self) -> bool {
+        self.stall.is_stalled()
+    }
+
+    /// Whether this node may ask to lead; one that was removed must not.
+    pub fn allow_election(&self, allowed: bool) {
+        self.raft.runtime_config().elect(allowed);
     }
 
     /// Waits until some node leads, at most as long as given.
@@ -172,6 +277,14 @@ impl Node {
             leader: metrics.current_leader,
             last_applied: metrics.last_applied.map(|l| l.index),
             last_log: metrics.last_log_index,
+            purged: metrics.purged.map(|l| l.index),
+            voters: metrics.membership_config.membership().voter_ids().collect(),
+            learners: metrics.membership_config.membership().learner_ids().collect(),
+            matched: metrics
+                .replication
+                .map(|r| r.into_iter().map(|(id, at)| (id, at.map(|l| l.index))).collect())
+                .unwrap_or_default(),
+            quorum_heard: metrics.millis_since_quorum_ack.map(Duration::from_millis),
         }
     }
 
@@ -204,14 +317,19 @@ impl Node {
     /// Adds a piece to the arriving snapshot; a piece that does not fit says where to go on.
     async fn take_piece(&self, piece: SnapshotPiece) -> Result<PieceAnswer, Fatal<u64>> {
         let _one_at_a_time = self.incoming.lock().await;
-        let name = format!("snapshot.arriving.{}", piece.meta.snapshot_id);
-        let path = self.folder.join(name);
-        let offset = match write_piece(&path, &piece) {
+        let path = snapshot::arriving(&self.folder, &piece.meta.snapshot_id);
+        let folder = self.folder.clone();
+        let kept = tokio::task::spawn_blocking(move || {
+            let offset = snapshot::write_piece(&folder, &path, &piece);
+            (offset, piece, path)
+        });
+        let Ok((offset, piece, path)) = kept.await else {
+            return Ok(PieceAnswer::NotKept { why: "its thread ended badly".to_owned() });
+        };
+        let offset = match offset {
             Ok(offset) => offset,
             Err(e) => {
                 tracing::error!(error = %e, path = %path.display(), "a snapshot piece was not kept");
-                // From the start again: nothing of a file that could not be written is trusted.
-                let _ = std::fs::remove_file(&path);
                 return Ok(PieceAnswer::NotKept { why: e.to_string() });
             }
         };
@@ -242,21 +360,30 @@ impl Drop for Node {
     }
 }
 
-/// Writes the piece if it goes on where the file ends; the length of the file afterwards.
-fn write_piece(path: &std::path::Path, piece: &SnapshotPiece) -> std::io::Result<u64> {
-    use std::os::unix::fs::OpenOptionsExt as _;
-    let mut options = std::fs::OpenOptions::new();
-    options.create(true).truncate(piece.offset == 0).write(true).mode(0o600);
-    let mut file = options.open(path)?;
-    let len = file.seek(SeekFrom::End(0))?;
-    if len != piece.offset {
-        return Ok(len);
+/// Cuts the log to its limits, and sees to it that it can be cut. Openraft keeps what the state
+/// machine has not made durable, and asks no other node whether it still needs anything.
+async fn keep_short(raft: Raft, log: LogStore, limits: Limits) {
+    let mut asked = None;
+    loop {
+        tokio::time::sleep(LOG_CHECK).await;
+        let (snapshot, is_running) = {
+            let metrics = raft.metrics().borrow().clone();
+            (metrics.snapshot.map_or(0, |id| id.index), metrics.running_state.is_ok())
+        };
+        if !is_running {
+            return;
+        }
+        if log.bytes_after(snapshot) > limits.checkpoint_bytes && asked != Some(snapshot) {
+            asked = Some(snapshot);
+            let _ = raft.trigger().snapshot().await;
+        }
+        if let Some(upto) = log.beyond(limits.kept_entries, limits.kept_bytes) {
+            let upto = upto.min(snapshot);
+            if upto > 0 {
+                let _ = raft.trigger().purge_log(upto).await;
+            }
+        }
     }
-    file.write_all(&piece.data)?;
-    if piece.done {
-        file.sync_all()?;
-    }
-    Ok(len + piece.data.len() as u64)
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
 //! A snapshot is a consistent view of the state machine's own database, copied only when asked.
 
-use std::io;
+use std::fs;
+use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
+
+use crate::message::SnapshotPiece;
 
 /// A frozen view of a state machine, as long as it lives.
 pub trait SnapshotView: Send + 'static {
@@ -38,4 +41,74 @@ impl std::fmt::Debug for SnapshotFile {
             Self::Empty => f.write_str("SnapshotFile::Empty"),
         }
     }
+}
+
+const ARRIVING: &str = "snapshot.arriving.";
+/// While it is sent, and while it is taken over.
+const SENDING: &str = "snapshot.sending.";
+const INSTALLING: &str = "snapshot.installing";
+
+/// Where a snapshot is put together.
+pub(crate) fn arriving(folder: &Path, id: &str) -> PathBuf {
+    folder.join(format!("{ARRIVING}{id}"))
+}
+
+/// Where a snapshot for another node stands while it is sent.
+pub(crate) fn sending(folder: &Path, target: u64) -> PathBuf {
+    folder.join(format!("{SENDING}{target:016x}"))
+}
+
+/// Where a whole snapshot stands while it is taken over.
+pub(crate) fn installing(folder: &Path) -> PathBuf {
+    folder.join(INSTALLING)
+}
+
+fn each(folder: &Path, mut f: impl FnMut(&str, &Path)) -> io::Result<()> {
+    for item in fs::read_dir(folder)? {
+        let item = item?;
+        if let Some(name) = item.file_name().to_str() {
+            f(name, &item.path());
+        }
+    }
+    Ok(())
+}
+
+/// Removes what a crash left; one that was arriving goes on where it was.
+pub(crate) fn clean_up(folder: &Path) -> io::Result<()> {
+    each(folder, |name, path| {
+        if name.starts_with(SENDING) || name.starts_with(INSTALLING) {
+            let _ = fs::remove_file(path);
+        }
+    })
+}
+
+/// Writes the piece if it goes on where the file ends; the length of the file afterwards. One
+/// snapshot arrives at a time: what is there of another one goes.
+pub(crate) fn write_piece(folder: &Path, path: &Path, piece: &SnapshotPiece) -> io::Result<u64> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    if piece.offset == 0 {
+        each(folder, |name, found| {
+            if name.starts_with(ARRIVING) && found != path {
+                let _ = fs::remove_file(found);
+            }
+        })?;
+    }
+    let written = || -> io::Result<u64> {
+        let mut options = fs::OpenOptions::new();
+        options.create(true).truncate(false).write(true).mode(0o600);
+        let mut file = options.open(path)?;
+        let len = file.seek(SeekFrom::End(0))?;
+        if len != piece.offset {
+            return Ok(len);
+        }
+        file.write_all(&piece.data)?;
+        if piece.done {
+            file.sync_all()?;
+        }
+        Ok(len + piece.data.len() as u64)
+    };
+    written().inspect_err(|_| {
+        // From the start again: nothing of a file that could not be written is trusted.
+        let _ = fs::remove_file(path);
+    })
 }

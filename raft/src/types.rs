@@ -35,3 +35,4 @@ pub type StorageError = openraft::StorageError<u64>;
 pub type StoredMembership = openraft::StoredMembership<u64, openraft::BasicNode>;
 pub type SnapshotMeta = openraft::SnapshotMeta<u64, openraft::BasicNode>;
 pub type Snapshot = openraft::Snapshot<TypeConfig>;
+pub type RaftMetrics = openraft::RaftMetrics<u64, openraft::BasicNode>;

@@ -6,6 +6,8 @@ use barque_bundle::SpokeId;
 use barque_bundle::wire::Role;
 use clap::{Args as ClapArgs, Subcommand};
 
+use super::node::{ClusterArgs, HubJoinArgs, HubNodeVerb, HubRecoverArgs};
+
 #[derive(Subcommand, Debug)]
 pub enum HubVerb {
     /// Make a hub: its root key, TLS authority and data folder
@@ -44,6 +46,21 @@ pub enum HubVerb {
         after_help = "Example:\n  barque hub schemas factory/ --data ./hub\n  barque hub schemas --data ./hub --json"
     )]
     Schemas(HubSchemasArgs),
+    /// Make a folder a node of a hub that runs elsewhere
+    #[command(
+        after_help = "Example:\n  barque hub join barque-join-eyJ... --data ./b\n  barque hub serve --data ./b --cluster-listen 10.0.0.2:7272"
+    )]
+    Join(HubJoinArgs),
+    /// Let nodes in, list, drain and remove them
+    Node {
+        #[command(subcommand)]
+        verb: HubNodeVerb,
+    },
+    /// Go on with this node alone, when most others are gone for good
+    #[command(
+        after_help = "Example:\n  barque hub recover --data ./hub        # says what it would mean\n  barque hub recover --data ./hub --yes\n\nThe hub must not run. What this node never heard of is lost here; spokes offer it again. Nodes of\nbefore are refused afterwards: empty their folders and let them join anew."
+    )]
+    Recover(HubRecoverArgs),
     /// Show how the hub stands
     #[command(after_help = "Example:\n  barque hub status --data ./hub --json")]
     Status(HubTargetArgs),
@@ -81,6 +98,8 @@ pub struct HubServeArgs {
     /// Take files by drive alone: nothing that spokes call is served to the network
     #[arg(long, env = "BARQUE_IMPORT_ONLY", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub import_only: Option<bool>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 #[derive(ClapArgs, Debug)]

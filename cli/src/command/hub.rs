@@ -4,6 +4,9 @@ mod files;
 mod history;
 mod import;
 mod init;
+mod join;
+mod node;
+mod recover;
 mod schemas;
 mod serve;
 mod spoke;
@@ -26,6 +29,9 @@ pub async fn run(context: &Context, verb: HubVerb) -> anyhow::Result<u8> {
         HubVerb::Token { verb } => token::run(context, verb).await,
         HubVerb::Files(args) => files::run(context, args).await,
         HubVerb::Schemas(args) => schemas::run(context, args).await,
+        HubVerb::Join(args) => join::run(context, args).await,
+        HubVerb::Node { verb } => node::run(context, verb).await,
+        HubVerb::Recover(args) => recover::run(context, args),
         HubVerb::Status(args) => status::run(context, &args).await,
     }
 }

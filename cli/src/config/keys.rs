@@ -44,7 +44,7 @@ const fn optional(
     Key { file, name, environment, default: "", example, says }
 }
 
-pub const KEYS: [Key; 28] = [
+pub const KEYS: [Key; 32] = [
     key(
         File::Barque,
         "spoke.state",
@@ -93,6 +93,34 @@ pub const KEYS: [Key; 28] = [
         Some("BARQUE_IMPORT_ONLY"),
         "false",
         "Take files by drive alone: nothing that spokes call is served to the network.",
+    ),
+    key(
+        File::Barque,
+        "hub.import.enabled",
+        None,
+        "true",
+        "Whether this node takes drives; one that does not answers which nodes do.",
+    ),
+    optional(
+        File::Barque,
+        "hub.cluster.listen",
+        Some("BARQUE_CLUSTER_LISTEN"),
+        "\"10.0.0.1:7272\"",
+        "Address and port of the listener for other nodes; without one the hub is this node alone.",
+    ),
+    optional(
+        File::Barque,
+        "hub.cluster.advertise",
+        Some("BARQUE_CLUSTER_ADVERTISE"),
+        "\"node-a.example:7272\"",
+        "Where other nodes reach this one, if that is another address than it listens on.",
+    ),
+    key(
+        File::Barque,
+        "hub.cluster.plain",
+        Some("BARQUE_CLUSTER_PLAIN"),
+        "false",
+        "Plain HTTP between nodes instead of mutual TLS; all nodes alike, on a network of their own.",
     ),
     key(File::Barque, "hub.limits.streams", None, "64", "Bodies taken at once; one more gets 429."),
     key(File::Barque, "hub.limits.streams_per_spoke", None, "8", "The same of one spoke."),

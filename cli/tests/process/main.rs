@@ -6,8 +6,12 @@
 
 mod bad_links;
 mod badnet;
+mod balancer;
 mod budgets;
 mod cases;
+mod cluster;
+mod cluster_faults;
+mod cluster_import;
 mod crashes;
 mod cut;
 mod daemon;
@@ -27,6 +31,7 @@ mod machine;
 mod memory;
 mod modes;
 mod neighbour;
+mod nodes;
 mod operator;
 mod parquet_files;
 mod passes;
@@ -59,6 +64,9 @@ fn main() {
         drives::trials(),
         daemon::trials(),
         several::trials(),
+        cluster::trials(),
+        cluster_import::trials(),
+        cluster_faults::trials(),
         bad_links::trials(),
         machine::trials(),
         memory::trials(),

@@ -158,10 +158,15 @@ impl Site {
         barque(&["hub", "serve", "--data", &self.data(), "--listen", listen])
     }
 
-    pub fn start(&self, mut command: Command) -> HubProcess {
+    /// Starts a hub and waits for nothing; its address is not known.
+    pub fn start_process(&self, mut command: Command) -> HubProcess {
         let log = fs::File::options().create(true).append(true).open(self.path().join("hub.log"));
         let child = command.stdout(Stdio::null()).stderr(log.unwrap()).spawn().unwrap();
-        let mut hub = HubProcess { child, address: String::new() };
+        HubProcess { child, address: String::new() }
+    }
+
+    pub fn start(&self, command: Command) -> HubProcess {
+        let mut hub = self.start_process(command);
         let status = json(&["hub", "status", "--data", &self.data(), "--json"]);
         hub.address = status["url"].as_str().unwrap().split("://").nth(1).unwrap().to_owned();
         hub
@@ -347,6 +352,15 @@ impl Spoke {
         let source = self.source().display().to_string();
         json(&["enroll", token, "--state", &self.state(), "--source", &source, "--json"]);
         self.edit_config("settle = \"2s\"", "settle = \"50ms\"");
+    }
+
+    /// Leaves these addresses, and no others, to the spoke's hub.
+    pub fn call_only(&self, addresses: &[&str]) {
+        let text = fs::read_to_string(self.config()).unwrap();
+        let (before, rest) = text.split_once("urls = [").expect("a hub's addresses");
+        let (_, after) = rest.split_once(']').unwrap();
+        let urls: Vec<String> = addresses.iter().map(|a| format!("\"https://{a}\"")).collect();
+        fs::write(self.config(), format!("{before}urls = [{}]{after}", urls.join(", "))).unwrap();
     }
 
     pub fn edit_config(&self, from: &str, to: &str) {

@@ -11,8 +11,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use barque_bundle::open::{Head, OpenError};
 use barque_bundle::wire::{
-    HISTORY_DEFAULT, HISTORY_MAX, ImportCheck, ImportHistory, ImportJob, ImportPath, ImportState,
-    Role,
+    HISTORY_DEFAULT, HISTORY_MAX, ImportCheck, ImportHistory, ImportPath, ImportState, Role,
 };
 use barque_bundle::{BundleId, ErrorKind, SpokeId};
 use base64::Engine as _;
@@ -20,7 +19,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{Operator, Problem, ascii, body};
+use super::{Door, Operator, Problem, ascii, body, forward};
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
 use crate::import::{self, Again, Job, Source};
@@ -53,6 +52,7 @@ pub async fn start(
     let admitted = async {
         operator.require(&parts, Role::Operator).await?;
         parts.require_ready()?;
+        import::require_enabled(&parts)?;
         Ok::<_, Error>(parts.imports.require_idle()?)
     };
     if let Err(e) = admitted.await {
@@ -92,6 +92,7 @@ pub async fn check(
 ) -> Result<Json<serde_json::Value>, Problem> {
     operator.require(&parts, Role::Operator).await?;
     parts.require_ready()?;
+    import::require_enabled(&parts)?;
     let bytes = body::whole(request.into_body(), parts.config.body_idle, body::UPLOAD).await?;
     let asked: ImportCheck = body::json(&bytes)?;
     let decode = |text: &str| {
@@ -119,9 +120,26 @@ pub async fn job(
     State(parts): State<Arc<Parts>>,
     operator: Operator,
     Path(id): Path<String>,
-) -> Result<Json<ImportJob>, Problem> {
+    request: Request,
+) -> Result<Response, Problem> {
     operator.require(&parts, Role::Operator).await?;
-    Ok(Json(job_of(&parts, &id)?.shown()))
+    match job_of(&parts, &id) {
+        Ok(job) => Ok(Json(job.shown()).into_response()),
+        Err(unknown) => Ok(elsewhere(&parts, &operator, request, unknown).await?),
+    }
+}
+
+/// The answer of another node that knows what this one does not.
+async fn elsewhere(
+    parts: &Parts,
+    operator: &Operator,
+    request: Request,
+    unknown: Refusal,
+) -> Result<Response, Refusal> {
+    match operator.door {
+        Door::Node => Err(unknown),
+        _ => forward::to_whoever_knows(parts, Role::Operator, request).await.ok_or(unknown),
+    }
 }
 
 /// Ends an import at its next file or batch; what was registered stands.
@@ -129,11 +147,16 @@ pub async fn cancel(
     State(parts): State<Arc<Parts>>,
     operator: Operator,
     Path(id): Path<String>,
-) -> Result<Json<ImportJob>, Problem> {
+    request: Request,
+) -> Result<Response, Problem> {
     operator.require(&parts, Role::Operator).await?;
-    let job = job_of(&parts, &id)?;
-    job.cancel();
-    Ok(Json(job.shown()))
+    match job_of(&parts, &id) {
+        Ok(job) => {
+            job.cancel();
+            Ok(Json(job.shown()).into_response())
+        }
+        Err(unknown) => Ok(elsewhere(&parts, &operator, request, unknown).await?),
+    }
 }
 
 /// The receipt of a job that is done, as a tar of `ack.json`, `ack.sig` and `outcomes.jsonl`.
@@ -141,9 +164,13 @@ pub async fn job_receipt(
     State(parts): State<Arc<Parts>>,
     operator: Operator,
     Path(id): Path<String>,
+    request: Request,
 ) -> Result<Response, Problem> {
     operator.require(&parts, Role::Operator).await?;
-    let shown = job_of(&parts, &id)?.shown();
+    let shown = match job_of(&parts, &id) {
+        Ok(job) => job.shown(),
+        Err(unknown) => return Ok(elsewhere(&parts, &operator, request, unknown).await?),
+    };
     let (ImportState::Done, Some(spoke_id), Some(bundle_id)) =
         (shown.state, shown.spoke_id, shown.bundle_id)
     else {
@@ -157,13 +184,18 @@ pub async fn receipt(
     State(parts): State<Arc<Parts>>,
     operator: Operator,
     Path((spoke, bundle)): Path<(String, String)>,
+    request: Request,
 ) -> Result<Response, Problem> {
     operator.require(&parts, Role::Operator).await?;
     let (Ok(spoke_id), Ok(bundle_id)) = (spoke.parse::<SpokeId>(), bundle.parse::<BundleId>())
     else {
         return Err(not_kept().into());
     };
-    send(&parts, ImportKey { spoke_id, bundle_id }).await
+    let key = ImportKey { spoke_id, bundle_id };
+    if import::kept(&parts, &key).is_none() {
+        return Ok(elsewhere(&parts, &operator, request, not_kept()).await?);
+    }
+    send(&parts, key).await
 }
 
 fn not_kept() -> Refusal {

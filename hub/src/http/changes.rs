@@ -10,7 +10,7 @@ use barque_bundle::wire::{ChangeList, Role};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{Operator, Problem};
+use super::{Operator, Problem, position};
 use crate::error::Refusal;
 use crate::hub::Parts;
 use crate::manifest::query;
@@ -36,6 +36,7 @@ pub async fn list(
     let Query(Asked { after, limit }) =
         asked.map_err(|e| Refusal::new(ErrorKind::Invalid, "query_malformed", e.body_text()))?;
     let limit = limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
+    position::reach(&parts, after).await;
     // The head before the rows: what is committed in between comes with the next call.
     let (position, horizon, changes) = parts
         .readers

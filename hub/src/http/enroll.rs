@@ -87,7 +87,7 @@ pub async fn approve(
     tracing::info!(spoke = %request.spoke_id, "approved");
     let urls = match parts.config.import_only {
         true => Vec::new(),
-        false => parts.url.get().cloned().into_iter().collect(),
+        false => parts.urls(),
     };
     let grant = Grant {
         kind: Grant::KIND.to_owned(),

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use barque_bundle::wire::{FileList, Role};
+use barque_bundle::wire::{FileLine, FileList, Role};
 use barque_bundle::{ErrorKind, Timestamp, platform};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::range::{self, Wanted};
-use super::{Operator, Problem, ascii};
+use super::{Door, Operator, Problem, ascii, forward};
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
 use crate::manifest::query::{self, FileState, FilesPage};
@@ -54,19 +54,71 @@ pub async fn list(
         .await?;
     let more = files.len() > limit as usize;
     files.truncate(limit as usize);
+    say_unavailable(&parts, &mut files).await?;
     let next_after_path = if more { files.last().map(|f| f.path.clone()) } else { None };
     let hub_epoch = parts.epoch();
     Ok(Json(FileList { files, next_after_path, hub_epoch, position }))
+}
+
+/// What only nodes hold that are down is listed as unavailable (L1).
+async fn say_unavailable(parts: &Parts, files: &mut [FileLine]) -> Result<(), Error> {
+    let nodes = parts.cluster.nodes();
+    let is_down = |id: &u64| !parts.cluster.is_alive(*id);
+    let down: Vec<u64> = nodes.keys().copied().filter(is_down).collect();
+    if down.is_empty() {
+        return Ok(());
+    }
+    let paths: Vec<String> = files.iter().map(|f| f.path.clone()).collect();
+    let gone = parts.readers.read_async(move |c| query::held_only_by(c, &paths, &down)).await?;
+    let held = files.iter_mut().zip(gone).filter(|(f, is_gone)| *is_gone && f.state == "held");
+    held.for_each(|(file, _)| file.state = "unavailable".to_owned());
+    Ok(())
 }
 
 pub async fn read(
     State(parts): State<Arc<Parts>>,
     operator: Operator,
     Path(landed): Path<String>,
-    asked: HeaderMap,
+    request: Request,
 ) -> Result<Response, Problem> {
     operator.require(&parts, Role::Reader).await?;
     parts.require_ready()?;
+    let holders = {
+        let landed = landed.clone();
+        parts.readers.read_async(move |c| query::holders(c, &landed)).await?
+    };
+    let is_here = holders.contains(&parts.identity.node_id);
+    if !is_here && !holders.is_empty() && operator.door != Door::Node {
+        return Ok(read_elsewhere(&parts, &holders, request).await?);
+    }
+    read_here(parts, landed, request.headers().clone()).await
+}
+
+/// The bytes from a node that holds them; their caller was let in here.
+async fn read_elsewhere(
+    parts: &Parts,
+    holders: &[u64],
+    request: Request,
+) -> Result<Response, Refusal> {
+    for node_id in holders.iter().filter(|id| parts.cluster.is_alive(**id)) {
+        let (method, headers) = (request.method().clone(), request.headers().clone());
+        let same = forward::without_body(method, request.uri(), headers);
+        match forward::to(parts, *node_id, Some(Role::Reader), same).await {
+            Ok(answer) if answer.status() != StatusCode::SERVICE_UNAVAILABLE => return Ok(answer),
+            Ok(_) => {}
+            Err(e) => tracing::warn!(code = e.code, "a holder does not answer"),
+        }
+    }
+    let names: Vec<String> = holders.iter().map(|id| parts.cluster.title(*id)).collect();
+    let detail = format!("no node that holds the file answers ({}); try again", names.join(", "));
+    Err(Refusal::new(ErrorKind::Unavailable, "file_unavailable", detail))
+}
+
+async fn read_here(
+    parts: Arc<Parts>,
+    landed: String,
+    asked: HeaderMap,
+) -> Result<Response, Problem> {
     let opened = tokio::task::spawn_blocking(move || {
         let mut file = open(&parts, &landed)?;
         let etag = format!("\"{}\"", file.sha256);

@@ -12,6 +12,7 @@ use barque_bundle::wire::Role;
 use rusqlite::Connection;
 
 use super::{Operator, Problem};
+use crate::command::NodeState;
 use crate::config::DataFolder;
 use crate::error::Error;
 use crate::hub::Parts;
@@ -53,6 +54,7 @@ fn read(parts: &Parts) -> Result<Reading, Error> {
             u64::try_from(parts.started_at.unix_ms() / 1000).unwrap_or(0),
         ),
     ]);
+    single.extend(of_cluster(parts)?);
     let folder = DataFolder(&parts.config.data);
     let free = |path| platform::free_bytes(path).unwrap_or(0);
     let wal = |path| std::fs::metadata(wal_name(path)).map_or(0, |m| m.len());
@@ -72,6 +74,26 @@ fn read(parts: &Parts) -> Result<Reading, Error> {
             ("node", wal(&folder.node_db())),
         ],
     })
+}
+
+/// How this node and the others stand.
+fn of_cluster(parts: &Parts) -> Result<Vec<(&'static str, u64)>, Error> {
+    let (cluster, node) = (&parts.cluster, parts.node.status());
+    let nodes = cluster.nodes();
+    let there = || nodes.values().filter(|n| n.state != NodeState::Removed);
+    let last = node.last_log.unwrap_or(0);
+    let lag = node.matched.values().map(|m| last.saturating_sub(m.unwrap_or(0))).max();
+    let age = cluster.age().map_or(u64::MAX >> 1, |a| u64::try_from(a.as_millis()).unwrap_or(0));
+    let held = parts.readers.read(|c| query::files_held_by(c, node.node_id))?;
+    Ok(vec![
+        ("barque_raft_is_stalled", parts.node.is_stalled().into()),
+        ("barque_nodes", there().count() as u64),
+        ("barque_nodes_alive", there().filter(|n| cluster.is_alive(n.node_id)).count() as u64),
+        ("barque_node_takes_part", cluster.outside().is_none().into()),
+        ("barque_node_lag_entries", lag.unwrap_or(0)),
+        ("barque_files_held", held),
+        ("barque_state_age_milliseconds", age),
+    ])
 }
 
 fn of_manifest(c: &Connection) -> Result<Vec<(&'static str, u64)>, Error> {

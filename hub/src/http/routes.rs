@@ -5,8 +5,8 @@ use barque_bundle::wire::{self, Role};
 
 use super::api::{Api, Operation, Who};
 use super::{
-    bundle_import, changes, enroll, files, metrics, schemas, status, sync, sync_spokes, tokens,
-    uploads,
+    bundle_import, changes, cluster, enroll, files, metrics, schemas, status, sync, sync_spokes,
+    tokens, uploads,
 };
 
 /// How spokes come to a hub.
@@ -24,7 +24,7 @@ pub fn api(spokes: Spokes) -> Api {
         Spokes::Call => upload_api(spoke_api(Api::default())),
         Spokes::ByDrive => Api::default(),
     };
-    import_api(operator_api(api))
+    cluster_api(import_api(operator_api(api)))
         .on(
             Operation::get(wire::FILES, "listFiles", reader, "A page of landed files by name.")
                 .query::<files::ListQuery>()
@@ -184,6 +184,45 @@ fn import_api(api: Api) -> Api {
         .query::<bundle_import::HistoryQuery>()
         .gives::<wire::ImportHistory>(),
         bundle_import::history,
+    )
+}
+
+/// The hub's nodes.
+fn cluster_api(api: Api) -> Api {
+    const NODE: &str = "/api/v1/cluster/nodes/{id}";
+    let (reader, admin) = (Who::Role(Role::Reader), Who::Role(Role::Admin));
+    api.on(
+        Operation::get(wire::NODES, "listNodes", reader, "The nodes of the hub.")
+            .gives::<wire::NodeList>(),
+        cluster::list,
+    )
+    .on(
+        Operation::post(wire::NODES, "addNode", admin, "Makes a token by which a node may join.")
+            .takes::<wire::AddNodeRequest>()
+            .gives::<wire::AddNodeResponse>(),
+        cluster::add,
+    )
+    .on(
+        Operation::post(NODE, "setNode", admin, "Drains a node, or undoes it.")
+            .takes::<wire::SetNodeRequest>()
+            .gives::<wire::NodeList>(),
+        cluster::set,
+    )
+    .on(
+        Operation::delete(NODE, "removeNode", admin, "Removes a node for good.")
+            .query::<cluster::RemoveQuery>()
+            .gives::<wire::NodeList>(),
+        cluster::remove,
+    )
+    .on(
+        Operation::post(
+            wire::CLUSTER_TOKEN,
+            "rotateClusterToken",
+            admin,
+            "Gives all nodes another cluster token.",
+        )
+        .gives_bytes("application/json"),
+        cluster::rotate,
     )
 }
 

@@ -41,6 +41,7 @@ pub async fn status(
         })
         .await?;
     let node = parts.node.status();
+    let nodes = super::cluster::lines(&parts).await?;
     Ok(Json(HubStatus {
         hub_id: parts.identity.hub_id,
         hub_epoch: parts.epoch(),
@@ -63,5 +64,8 @@ pub async fn status(
             true => None,
             false => tls::not_after(&DataFolder(&parts.config.data).tls()),
         },
+        age_ms: parts.cluster.age().map(|a| u64::try_from(a.as_millis()).unwrap_or(u64::MAX)),
+        outside: parts.cluster.outside().map(|o| o.detail),
+        nodes,
     }))
 }

@@ -24,6 +24,7 @@ use crate::{receive, reconcile as reconciling};
 /// The spoke that signed this request.
 pub(super) async fn identify(parts: &Arc<Parts>, head: &request::Parts) -> Result<Caller, Error> {
     parts.require_ready()?;
+    parts.cluster.require_fresh()?;
     let parts = Arc::clone(parts);
     let (method, path) = (head.method.to_string(), head.uri.path().to_owned());
     let token = bearer(&head.headers);

@@ -61,7 +61,7 @@ pub async fn add(
     let token = EnrollToken {
         spoke: request.spoke_id.clone(),
         hub: parts.identity.hub_id,
-        urls: vec![url.clone()],
+        urls: parts.urls(),
         root,
         secret,
         hub_time: now,

@@ -14,7 +14,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
 use super::sync::{admit, detached, identify, place};
-use super::{Problem, ascii, body};
+use super::{Door, Problem, ascii, body, forward};
+use crate::cluster::home;
 use crate::error::{Error, Refusal};
 use crate::gate::Place;
 use crate::hub::Parts;
@@ -28,6 +29,7 @@ pub async fn create(
     State(parts): State<Arc<Parts>>,
     request: Request,
 ) -> Result<Response, Problem> {
+    let as_sent = forward::head_of(&request);
     let (caller, sent) = admit(&parts, request).await?;
     let (_place, sent) = place(&parts, &caller, sent)?;
     let bytes = body::whole(sent, parts.config.body_idle, body::UPLOAD).await?;
@@ -47,6 +49,9 @@ pub async fn create(
         path: upload.entry.path.clone(),
         sha256: upload.entry.sha256,
     };
+    if let Some(answer) = open_at_home(&parts, &key, &as_sent, &bytes).await? {
+        return Ok(answer);
+    }
     let held = parts.uploads.hold(&key).await?;
     let location = format!("{}/{}", wire::UPLOADS, upload.bundle.bundle_id);
     // The older request that had the seat may have brought the file to its end.
@@ -57,6 +62,51 @@ pub async fn create(
     let mut response = progress(StatusCode::CREATED, &row);
     response.headers_mut().insert(header::LOCATION, ascii(&location));
     Ok(response)
+}
+
+/// The answer of the node that is the upload's home, unless that is this one. A home that cannot be
+/// reached is none: the next one begins from 0.
+async fn open_at_home(
+    parts: &Arc<Parts>,
+    key: &UploadKey,
+    as_sent: &forward::AsSent,
+    bytes: &[u8],
+) -> Result<Option<Response>, Error> {
+    if as_sent.door == Door::Node || !parts.cluster.has_others() {
+        return Ok(None);
+    }
+    for node_id in home::of_file(parts, key).await? {
+        if node_id == parts.identity.node_id {
+            return Ok(None);
+        }
+        let same = as_sent.with_body(Body::from(bytes.to_vec()));
+        match forward::to(parts, node_id, None, same).await {
+            Err(e) if e.code == forward::UNREACHABLE => {}
+            Err(e) => return Err(e.into()),
+            Ok(answer) => return Ok(Some(answer)),
+        }
+    }
+    Ok(None)
+}
+
+/// The answer of the node that has an upload which this one knows nothing of.
+async fn pass_on(parts: &Arc<Parts>, id: &str, request: Request) -> Result<Response, Request> {
+    let door = request.extensions().get::<Door>().copied();
+    let Ok(id) = id.parse::<BundleId>() else { return Err(request) };
+    if door == Some(Door::Node) || !parts.cluster.has_others() {
+        return Err(request);
+    }
+    let is_here = on_disk(parts, move |parts| parts.ledger.bytes_of_upload(id)).await;
+    if !matches!(is_here, Ok(None)) {
+        return Err(request);
+    }
+    match home::of_id(parts, id).await {
+        None => Err(request),
+        Some(node_id) => Ok(match forward::to(parts, node_id, None, request).await {
+            Ok(answer) => answer,
+            Err(refusal) => Problem::from(refusal).into_response(),
+        }),
+    }
 }
 
 /// The row of an upload that is opened, as far as its bytes have come.
@@ -98,6 +148,10 @@ pub async fn look(
     Path(id): Path<String>,
     request: Request,
 ) -> Result<Response, Problem> {
+    let request = match pass_on(&parts, &id, request).await {
+        Ok(answer) => return Ok(answer),
+        Err(request) => request,
+    };
     let (head, _) = request.into_parts();
     let caller = identify(&parts, &head).await?;
     let row = known(&parts, &caller, &id).await?;
@@ -111,6 +165,10 @@ pub async fn cancel(
     Path(id): Path<String>,
     request: Request,
 ) -> Result<Response, Problem> {
+    let request = match pass_on(&parts, &id, request).await {
+        Ok(answer) => return Ok(answer),
+        Err(request) => request,
+    };
     let (head, _) = request.into_parts();
     let caller = identify(&parts, &head).await?;
     let row = known(&parts, &caller, &id).await?;
@@ -125,6 +183,10 @@ pub async fn append(
     Path(id): Path<String>,
     request: Request,
 ) -> Result<Response, Problem> {
+    let request = match pass_on(&parts, &id, request).await {
+        Ok(answer) => return Ok(answer),
+        Err(request) => request,
+    };
     // Goes on when the connection is gone before its bytes are read: what came is kept.
     detached(append_piece(parts, id, request)).await
 }

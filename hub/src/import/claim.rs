@@ -1,7 +1,8 @@
 //! The right to import a bundle, as the manifest gives it: renewed as long as the import runs.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use barque_bundle::wire::{self, ImportRefusal};
 use barque_bundle::{ErrorKind, Timestamp};
@@ -9,11 +10,55 @@ use tokio::task::AbortHandle;
 
 use super::Job;
 use crate::command::{ClaimImport, Command, CommandRefusal, Reply};
-use crate::error::{Error, Refusal};
+use crate::error::{Error, Refusal, chain};
 use crate::hub::Parts;
 use crate::ledger::ImportKey;
+use crate::manifest::query;
 
 const RENEWED_EVERY: Duration = Duration::from_secs(10);
+
+/// A claim that was not seen renewed for longer may be taken over.
+const ABANDONED: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const KNOWN_WAIT: Duration = Duration::from_secs(5);
+
+/// When this node saw each claim renewed last, in its own monotonic time: no other clock decides
+/// whether a claim is abandoned.
+#[derive(Default)]
+pub struct Claims(Mutex<BTreeMap<u64, (u64, Instant)>>);
+
+impl Claims {
+    /// Looks at the claims until it is dropped.
+    pub async fn watch(parts: Arc<Parts>) {
+        loop {
+            if let Err(e) = parts.claims.look(&parts).await {
+                tracing::warn!(error = %chain(&e), "the claims of imports cannot be read");
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn look(&self, parts: &Parts) -> Result<(), Error> {
+        let renewals = parts.readers.read_async(query::claim_renewals).await?;
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.retain(|number, _| renewals.contains_key(number));
+        for (number, count) in renewals {
+            let at = seen.entry(number).or_insert((count, Instant::now()));
+            if at.0 != count {
+                *at = (count, Instant::now());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a claim was not renewed for long, as of all that is agreed now.
+    async fn is_abandoned(&self, parts: &Parts, number: u64) -> Result<bool, Error> {
+        parts.cluster.barrier(&parts.node, KNOWN_WAIT).await?;
+        self.look(parts).await?;
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(seen.get(&number).is_some_and(|(_, at)| at.elapsed() > ABANDONED))
+    }
+}
 
 /// A claim, released when it is dropped.
 pub struct Claim {
@@ -26,17 +71,23 @@ impl Claim {
     /// Claims the bundle, or says which node has it.
     pub async fn take(parts: &Arc<Parts>, job: &Arc<Job>, key: &ImportKey) -> Result<Self, Error> {
         let own = parts.identity.node_id;
-        let number = match ask(parts, key, None).await? {
+        let mut reply = ask(parts, key, None).await?;
+        if let Reply::ClaimHeld { node_id, number, .. } = reply {
             // This node's seat is taken by this import alone: a claim of its own is one whose
-            // release, or whose answer, was lost.
-            Reply::ClaimHeld { node_id, number, .. } if node_id == own => {
-                match ask(parts, key, Some(number)).await? {
-                    Reply::Claimed { number } => number,
-                    other => return Err(not_claimed(key, other)),
-                }
+            // release, or whose answer, was lost. That of another node is taken over once it was
+            // not renewed for long.
+            if node_id == own || parts.claims.is_abandoned(parts, number).await? {
+                tracing::warn!(
+                    number,
+                    node = parts.cluster.title(node_id),
+                    "a claim is taken over"
+                );
+                reply = ask(parts, key, Some(number)).await?;
             }
+        }
+        let number = match reply {
             Reply::Claimed { number } => number,
-            other => return Err(not_claimed(key, other)),
+            other => return Err(not_claimed(parts, key, other)),
         };
         let renewing = tokio::spawn(renew(Arc::clone(parts), Arc::clone(job), number));
         let renewing = renewing.abort_handle();
@@ -75,9 +126,11 @@ async fn ask(
     parts.proposer.command(Command::ClaimImport(claim)).await
 }
 
-fn not_claimed(key: &ImportKey, reply: Reply) -> Error {
+fn not_claimed(parts: &Parts, key: &ImportKey, reply: Reply) -> Error {
     match reply {
-        Reply::ClaimHeld { node_id, claimed_at, .. } => held(key, node_id, claimed_at).into(),
+        Reply::ClaimHeld { node_id, claimed_at, .. } => {
+            held(parts, key, node_id, claimed_at).into()
+        }
         _ => Error::Malformed("a claim was answered otherwise".to_owned()),
     }
 }
@@ -98,10 +151,13 @@ async fn renew(parts: Arc<Parts>, job: Arc<Job>, number: u64) {
     }
 }
 
-fn held(key: &ImportKey, node_id: u64, since: Timestamp) -> Refusal {
+fn held(parts: &Parts, key: &ImportKey, node_id: u64, since: Timestamp) -> Refusal {
     let detail = format!(
-        "node {node_id:016x} imports bundle {} since {since}; try again when it is done",
-        key.bundle_id
+        "node {} imports bundle {} since {since}; try again when it is done, or in {} s if that \
+         node is gone",
+        parts.cluster.title(node_id),
+        key.bundle_id,
+        ABANDONED.as_secs()
     );
     let import = ImportRefusal {
         imported: false,

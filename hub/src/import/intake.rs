@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::sync::Arc;
+use std::time::Duration;
 
 use barque_bundle::digest::Hasher;
 use barque_bundle::entry::{Line, Lines};
@@ -24,6 +25,8 @@ use crate::receive::{Item, Reserved, admit};
 use crate::registry;
 use crate::staging::Slot;
 
+/// How long the state of the whole hub is waited for.
+const KNOWN_WAIT: Duration = Duration::from_secs(5);
 const BUFFER_BYTES: usize = 64 * 1024;
 /// Files, and bytes of them, that are synced together.
 const GROUP_FILES: usize = 1_000;
@@ -47,11 +50,11 @@ pub(super) struct Verified {
     _hold: Slot,
 }
 
+/// When and where it was imported, if it was.
+type Recorded = Option<barque_bundle::wire::ImportLine>;
+
 /// The signature, the spoke and the hub of a bundle hold; whether it was imported before.
-fn admit_head(
-    parts: &Parts,
-    head: &Head,
-) -> Result<Option<barque_bundle::wire::ImportLine>, Error> {
+fn admit_head(parts: &Parts, head: &Head) -> Result<Recorded, Error> {
     let header = &head.header;
     parts.readers.read(|c| {
         let key = registry::bundle_key(c, header)?;
@@ -100,22 +103,24 @@ impl Intake {
     fn read(&self, archive: &mut Archive<impl Read>, runtime: &Handle) -> Result<Verified, Error> {
         let head = archive.head().map_err(Refusal::from)?;
         let header = &head.header;
-        let recorded = admit_head(&self.parts, &head)?;
+        // What another node has recorded so far is known here too.
+        runtime.block_on(self.parts.cluster.barrier(&self.parts.node, KNOWN_WAIT))?;
+        admit_head(&self.parts, &head)?;
         self.job.is_of(header);
         let key = ImportKey { spoke_id: header.spoke_id.clone(), bundle_id: header.bundle_id };
         let spool = Spool::make(&self.parts, &key)?;
         archive.entries(header, &spool.file).map_err(Refusal::from)?;
         let all = spool.reopen();
-        let survey = self.survey(&key, &head, &all)?;
-        if let Some(line) = &recorded
-            && self.again == Again::Refuse
-            && survey.all_stand
-        {
-            return Err(already_imported(&self.parts, line, &key).into());
-        }
-        let reserved = Reserved::take(&self.parts, &header.spoke_id, survey.needed_bytes)?;
+        let (recorded, survey) = self.decide(&key, &head, &all)?;
         let claim = runtime.block_on(Claim::take(&self.parts, &self.job, &key))?;
         fault::after(Step::ImportClaimed);
+        // Another node may have brought it to its end just before the claim.
+        runtime.block_on(self.parts.cluster.barrier(&self.parts.node, KNOWN_WAIT))?;
+        let (recorded, survey) = match recorded {
+            None => self.decide(&key, &head, &all)?,
+            some => (some, survey),
+        };
+        let reserved = Reserved::take(&self.parts, &header.spoke_id, survey.needed_bytes)?;
         let hold = self.parts.staging.hold()?;
         let group = Group::default();
         let number = claim.number();
@@ -134,6 +139,25 @@ impl Intake {
             head,
             _hold: hold,
         })
+    }
+
+    /// Whether the bundle was imported before, and what the manifest lacks of it; refused when that
+    /// is nothing.
+    fn decide(
+        &self,
+        key: &ImportKey,
+        head: &Head,
+        all: &Reopen,
+    ) -> Result<(Recorded, Survey), Error> {
+        let recorded = admit_head(&self.parts, head)?;
+        let survey = self.survey(key, head, all)?;
+        if let Some(line) = &recorded
+            && self.again == Again::Refuse
+            && survey.all_stand
+        {
+            return Err(already_imported(&self.parts, line, key).into());
+        }
+        Ok((recorded, survey))
     }
 
     /// What the manifest lacks of the entries, before any file is read.

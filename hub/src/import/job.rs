@@ -10,6 +10,7 @@ use barque_bundle::header::Header;
 use barque_bundle::wire::{self, ImportJob, ImportRefusal, ImportState};
 use barque_bundle::{ErrorKind, Timestamp};
 
+use crate::command::NodeState;
 use crate::error::Refusal;
 use crate::hub::Parts;
 
@@ -76,8 +77,9 @@ impl Imports {
         self.lock().current.is_some()
     }
 
-    /// Takes the seat, or says who has it.
+    /// Takes the seat, or says who has it, or which nodes do take drives.
     pub fn begin(&self, parts: &Arc<Parts>) -> Result<Running, Refusal> {
+        require_enabled(parts)?;
         let mut jobs = self.lock();
         if let Some(current) = &jobs.current {
             return Err(in_progress(&current.shown()));
@@ -102,6 +104,28 @@ impl Imports {
     pub fn job(&self, id: &str) -> Option<Arc<Job>> {
         self.lock().all.iter().find(|j| j.id == id).cloned()
     }
+}
+
+/// Refuses on a node that takes no drives, naming those that do.
+pub fn require_enabled(parts: &Parts) -> Result<(), Refusal> {
+    if parts.config.imports {
+        return Ok(());
+    }
+    let nodes = parts.cluster.nodes();
+    let there = nodes.values().filter(|n| n.imports && n.state == NodeState::Active);
+    let names: Vec<String> = there
+        .map(|n| {
+            let url = n.url.as_deref().map_or(String::new(), |url| format!(" at {url}"));
+            format!("{}{url}", parts.cluster.title(n.node_id))
+        })
+        .collect();
+    let detail = match names.as_slice() {
+        [] => {
+            "this node takes no drives, and no other of this hub does (hub.import.enabled)".into()
+        }
+        names => format!("this node takes no drives; these do: {}", names.join(", ")),
+    };
+    Err(Refusal::new(ErrorKind::Conflict, "import_disabled", detail))
 }
 
 fn in_progress(job: &ImportJob) -> Refusal {

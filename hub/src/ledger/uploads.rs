@@ -77,6 +77,16 @@ impl Ledger {
             .map_err(wrap())
     }
 
+    /// How many bytes of an upload are here; none when there is none of this id.
+    pub fn bytes_of_upload(&self, bundle_id: BundleId) -> Result<Option<u64>, Error> {
+        self.lock()
+            .prepare_cached("SELECT synced FROM uploads WHERE bundle_id = ?1")
+            .and_then(|mut s| {
+                s.query_row([bundle_id.to_string()], |r| r.get(0).map(unsigned)).optional()
+            })
+            .map_err(wrap())
+    }
+
     /// All uploads of a spoke, or of all spokes.
     pub fn uploads(&self, spoke: Option<&SpokeId>) -> Result<Vec<UploadRow>, Error> {
         let c = self.lock();

@@ -7,6 +7,7 @@ mod check_in;
 mod describe;
 mod enroll;
 mod import;
+mod node;
 mod register;
 mod set_spoke;
 mod token;
@@ -42,6 +43,12 @@ pub fn apply(c: &Connection, envelope: &Envelope) -> rusqlite::Result<Reply> {
         }
         Command::RecordImport(command) => import::record(c, command, at),
         Command::ApproveSpoke(command) => approve_spoke::apply(c, command, at),
+        Command::InviteNode(command) => node::invite(c, command, at),
+        Command::JoinNode(command) => node::join(c, command, at),
+        Command::NodeUp(command) => node::up(c, command),
+        Command::SetNode(command) => node::set(c, command),
+        Command::Recover(command) => node::recover(c, command),
+        Command::ForgetCopies { node_id } => node::forget_copies(c, *node_id),
     }
 }
 
@@ -54,6 +61,7 @@ fn apply_init(c: &Connection, init: &Init, at_ms: i64) -> rusqlite::Result<Reply
         "INSERT OR IGNORE INTO nodes (node_id, public_key, added_at) VALUES (?1, ?2, ?3)",
         params![signed(init.node_id), init.node_key.to_string(), at_ms],
     )?;
+    c.execute("INSERT OR IGNORE INTO members (node_id) VALUES (?1)", [signed(init.node_id)])?;
     Ok(Reply::Done)
 }
 

@@ -28,8 +28,20 @@ impl SnapshotView for MapView {
     }
 }
 
+/// A log that is soon cut.
+const FEW: Limits = Limits {
+    checkpoint_entries: 500,
+    checkpoint_bytes: 1 << 20,
+    kept_entries: 200,
+    kept_bytes: 1 << 20,
+};
+
 impl StateMachine for Shared {
     type Error = MapError;
+
+    fn is_full(_: &MapError) -> bool {
+        false
+    }
 
     fn raft_state(&self) -> Result<Option<Vec<u8>>, MapError> {
         Ok(self.0.lock().unwrap().raft_state.clone())
@@ -72,7 +84,7 @@ impl StoreBuilder<TypeConfig, LogStore, Adapter<Shared>, tempfile::TempDir> for 
     async fn build(&self) -> Result<(tempfile::TempDir, LogStore, Adapter<Shared>), StorageError> {
         let dir = tempfile::tempdir().unwrap();
         let log = LogStore::create(&dir.path().join("raft.db"), 1).unwrap();
-        let adapter = Adapter::new(Shared::default(), dir.path().to_owned());
+        let adapter = Adapter::new(Shared::default(), dir.path().to_owned(), Stall::default());
         Ok((dir, log, adapter))
     }
 }
@@ -106,7 +118,7 @@ async fn a_cluster_of_one_remembers_its_commands_and_id() {
     let map = Shared::default();
     {
         let log = LogStore::create(&db, 77).unwrap();
-        let mut node = Node::start(log, map.clone(), Alone, dir.path().into()).unwrap();
+        let mut node = Node::start(log, map.clone(), Alone, dir.path().into(), FEW).unwrap();
         node.initialize("here").await.unwrap();
         assert!(node.wait_for_leader(Duration::from_secs(10)).await);
         assert_eq!(node.propose(b"a=1".to_vec()).await.unwrap(), b"");
@@ -117,7 +129,7 @@ async fn a_cluster_of_one_remembers_its_commands_and_id() {
     let empty = Shared::default();
     let log = LogStore::open(&db).unwrap();
     assert_eq!(log.node_id(), 77);
-    let node = Node::start(log, empty.clone(), Alone, dir.path().into()).unwrap();
+    let node = Node::start(log, empty.clone(), Alone, dir.path().into(), FEW).unwrap();
     node.initialize("here").await.unwrap();
     assert!(node.wait_for_leader(Duration::from_secs(10)).await);
     node.read_barrier().await.unwrap();
@@ -133,7 +145,7 @@ async fn three_nodes_agree_and_a_late_one_gets_a_snapshot() {
         let dir = tempfile::tempdir().unwrap();
         let log = LogStore::create(&dir.path().join("raft.db"), id).unwrap();
         let map = Shared::default();
-        let node = Node::start(log, map.clone(), InProcess(nodes.clone()), dir.path().into());
+        let node = Node::start(log, map.clone(), InProcess(nodes.clone()), dir.path().into(), FEW);
         let node = Arc::new(node.unwrap());
         nodes.lock().unwrap().insert(id, Arc::downgrade(&node));
         folders.push(dir);
@@ -147,10 +159,15 @@ async fn three_nodes_agree_and_a_late_one_gets_a_snapshot() {
     assert!(first.wait_for_leader(Duration::from_secs(10)).await);
     let leader = first.status().leader.unwrap();
     let leader = nodes.lock().unwrap()[&leader].upgrade().unwrap();
-    for i in 0..(CHECKPOINT_ENTRIES + KEPT_ENTRIES) {
+    for i in 0..700 {
         leader.propose(format!("k{}={i}", i % 50).into_bytes()).await.unwrap();
     }
     leader.checkpoint().await.unwrap();
+    let cut = std::time::Instant::now() + Duration::from_secs(20);
+    while leader.status().purged.is_none_or(|n| n < 300) {
+        assert!(std::time::Instant::now() < cut, "the log was not cut: {:?}", leader.status());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let (_third, map3) = start(3);
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     let rows = |m: &Shared| m.0.lock().unwrap().rows.clone();

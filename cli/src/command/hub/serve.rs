@@ -21,6 +21,10 @@ pub async fn run(context: &Context, args: HubServeArgs) -> anyhow::Result<u8> {
         config.import_dirs = args.allow_dir;
     }
     config.import_only = args.import_only.unwrap_or(config.import_only);
+    let cluster = args.cluster;
+    config.cluster_listen = cluster.cluster_listen.or(config.cluster_listen);
+    config.cluster_advertise = cluster.cluster_advertise.or(config.cluster_advertise);
+    config.cluster_plain = cluster.cluster_plain.unwrap_or(config.cluster_plain);
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let mut hung_up = signal(SignalKind::hangup())?;

@@ -10,6 +10,9 @@ use crate::{exit, output};
 /// A certificate that lives no longer than this should have been renewed.
 const WARN_MS: i64 = 29 * 86_400_000;
 
+/// State older than this is said to be.
+const STALE_MS: u64 = 10_000;
+
 pub async fn run(context: &Context, target: &HubTargetArgs) -> anyhow::Result<u8> {
     let s: HubStatus = client(context, target)?.get("/hub/status").await?;
     if context.global.json {
@@ -32,6 +35,15 @@ pub async fn run(context: &Context, target: &HubTargetArgs) -> anyhow::Result<u8
         s.position,
         s.promoted_position
     ));
+    if s.nodes.len() > 1 {
+        s.nodes.iter().for_each(|n| output::line(&format!("  {}", super::node::told(n))));
+    }
+    if let Some(why) = &s.outside {
+        output::line(&format!("  warning: this node takes no part: {why}"));
+    }
+    if let Some(age) = s.age_ms.filter(|age| *age > STALE_MS) {
+        output::line(&format!("  warning: what this node knows may be {} s old", age / 1000));
+    }
     let now = crate::command::now();
     if let Some(end) = s.certificate_expires_at.filter(|e| e.since_ms(now) < WARN_MS) {
         output::line(&format!(

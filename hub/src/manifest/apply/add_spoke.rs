@@ -12,6 +12,8 @@ pub fn apply(c: &Connection, command: &AddSpoke, at: Timestamp) -> rusqlite::Res
         .optional()?;
     let spoke = command.spoke_id.as_str();
     match taken {
+        // The same announcement again: its answer was lost.
+        Some(name) if name == spoke && is_announced(c, command)? => return Ok(Reply::Done),
         None => make(c, command, &folded, at)?,
         // Announced, and its token expired before anybody used it: it gets another one.
         Some(name) if name == spoke && was_never_used(c, spoke, at)? => {
@@ -25,6 +27,14 @@ pub fn apply(c: &Connection, command: &AddSpoke, at: Timestamp) -> rusqlite::Res
         params![command.secret_hash.as_bytes(), spoke, at.unix_ms(), command.expires_at.unix_ms()],
     )?;
     Ok(Reply::Done)
+}
+
+fn is_announced(c: &Connection, command: &AddSpoke) -> rusqlite::Result<bool> {
+    c.query_row(
+        "SELECT EXISTS (SELECT 1 FROM enrollments WHERE secret_hash = ?1 AND spoke_id = ?2)",
+        params![command.secret_hash.as_bytes(), command.spoke_id.as_str()],
+        |r| r.get(0),
+    )
 }
 
 fn was_never_used(c: &Connection, spoke: &str, at: Timestamp) -> rusqlite::Result<bool> {

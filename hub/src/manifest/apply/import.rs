@@ -90,7 +90,11 @@ pub(super) fn is_held(
 pub fn record(c: &Connection, op: &RecordImport, at: Timestamp) -> rusqlite::Result<Reply> {
     let (spoke, bundle) = (op.spoke_id.as_str(), op.bundle_id.to_string());
     if !is_held(c, spoke, &bundle, op.claim)? {
-        return Ok(Reply::Refused(CommandRefusal::ClaimLost));
+        // The record ends the claim: the same record again had its answer lost.
+        return Ok(match is_recorded(c, op)? {
+            true => Reply::Done,
+            false => Reply::Refused(CommandRefusal::ClaimLost),
+        });
     }
     let import_no = count(c, "imports", 1)?;
     let n = &op.counts;
@@ -139,6 +143,28 @@ pub fn record(c: &Connection, op: &RecordImport, at: Timestamp) -> rusqlite::Res
     state_in_transit(c, spoke, &op.in_transit, op.series, stated_at)?;
     c.execute("DELETE FROM in_transit WHERE spoke_id = ?1 AND bundle_id = ?2", [spoke, &bundle])?;
     release(c, op.claim)
+}
+
+fn is_recorded(c: &Connection, op: &RecordImport) -> rusqlite::Result<bool> {
+    let n = &op.counts;
+    c.query_row(
+        "SELECT EXISTS (SELECT 1 FROM imported_bundles
+             WHERE spoke_id = ?1 AND bundle_id = ?2 AND node_id = ?3 AND files = ?4
+               AND committed = ?5 AND already_present = ?6 AND conflicts = ?7 AND refused = ?8
+               AND removed = ?9)",
+        params![
+            op.spoke_id.as_str(),
+            op.bundle_id.to_string(),
+            signed(op.node_id),
+            signed(n.files),
+            signed(n.committed),
+            signed(n.already_present),
+            signed(n.conflicts),
+            signed(n.refused),
+            signed(n.removed)
+        ],
+        |r| r.get(0),
+    )
 }
 
 /// Takes over what a spoke says is under way, unless it has said something later.

@@ -1,5 +1,7 @@
 //! Reads of what was imported from drives, and of what has not arrived.
 
+use std::collections::BTreeMap;
+
 use barque_bundle::wire::{ImportLine, NotArrived};
 use barque_bundle::{BundleId, Ranges, SeriesId, SpokeId, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
@@ -165,4 +167,14 @@ fn unanswered(
 /// Whether any import is claimed.
 pub fn has_claims(c: &Connection) -> Result<bool, Error> {
     c.query_row("SELECT EXISTS (SELECT 1 FROM import_claims)", [], |r| r.get(0)).map_err(wrap())
+}
+
+/// How often each claim was renewed, by its number.
+pub fn claim_renewals(c: &Connection) -> Result<BTreeMap<u64, u64>, Error> {
+    let mut statement =
+        c.prepare_cached("SELECT number, renewals FROM import_claims").map_err(wrap())?;
+    let rows = statement
+        .query_map([], |r| Ok((unsigned(r.get(0)?), unsigned(r.get(1)?))))
+        .map_err(wrap())?;
+    rows.map(|r| r.map_err(wrap())).collect()
 }

@@ -1,0 +1,269 @@
+//! What a node answers to other nodes, on a listener of its own: `/cluster/v1/...`.
+//!
+//! A caller proves by its certificate (TLS) which node it is, says the cluster's token, and names the
+//! hub and the life of it that it is of. A node that was removed is told so, and nothing else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Extension, Request, State};
+use axum::http::{HeaderMap, Uri, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{any, post};
+use axum::{Json, Router};
+use barque_bundle::{ErrorKind, PublicKey};
+use barque_raft::ProposeError;
+use serde::{Deserialize, Serialize};
+use tower::ServiceExt as _;
+
+use super::{CLUSTER_HEADER, HOP_HEADER, NODE_HEADER, home, join, no_leader, raft_stopped};
+use crate::command::NodeState;
+use crate::error::{Error, Refusal};
+use crate::http::Problem;
+use crate::hub::Parts;
+
+pub const RAFT: &str = "/cluster/v1/raft";
+pub const PROPOSE: &str = "/cluster/v1/propose";
+pub const READ_INDEX: &str = "/cluster/v1/read-index";
+pub const PING: &str = "/cluster/v1/ping";
+pub const UPLOADS: &str = "/cluster/v1/uploads";
+pub const TOKEN: &str = "/cluster/v1/token";
+pub const JOIN: &str = "/cluster/v1/join";
+/// Before the path of a public call that another node passes on.
+pub const FORWARD: &str = "/cluster/v1/forward";
+
+/// Largest message of Raft: a page of the log, or a piece of a snapshot.
+const MESSAGE_MAX_BYTES: usize = 16 << 20;
+const READ_INDEX_WAIT: Duration = Duration::from_secs(2);
+const SMALL_MAX_BYTES: usize = 64 << 10;
+
+/// Who is at the other end of a TLS connection, as its certificate says.
+#[derive(Clone, Debug)]
+pub struct Certified(pub Option<(u64, PublicKey)>);
+
+/// The node that calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller(pub u64);
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Index {
+    pub index: u64,
+}
+
+/// What a node says of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Pong {
+    pub version: String,
+    pub position: u64,
+    pub applied: u64,
+    pub term: u64,
+    pub leader: Option<String>,
+    pub ready: bool,
+    pub files_here: u64,
+}
+
+/// All calls between nodes; `public` answers what another node passes on.
+pub fn router(parts: Arc<Parts>, public: Router) -> Router {
+    let members = Router::new()
+        .route(RAFT, post(raft))
+        .route(PROPOSE, post(propose))
+        .route(READ_INDEX, post(read_index))
+        .route(PING, post(ping))
+        .route(UPLOADS, post(uploads))
+        .route(TOKEN, post(token))
+        .route("/cluster/v1/forward/{*path}", any(forward))
+        .layer(Extension(Forwarded(public)))
+        .layer(middleware::from_fn_with_state(Arc::clone(&parts), admit));
+    Router::new().route(JOIN, post(join)).merge(members).with_state(parts)
+}
+
+#[derive(Clone)]
+struct Forwarded(Router);
+
+/// Lets nodes of this hub in; each other one hears why not.
+async fn admit(State(parts): State<Arc<Parts>>, mut request: Request, next: Next) -> Response {
+    let certified = request.extensions().get::<Certified>().cloned();
+    let path = request.uri().path().to_owned();
+    match identify(&parts, request.headers(), certified, &path) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(refusal) => Problem::from(refusal).into_response(),
+    }
+}
+
+fn identify(
+    parts: &Parts,
+    headers: &HeaderMap,
+    certified: Option<Certified>,
+    path: &str,
+) -> Result<Caller, Refusal> {
+    let text = |name| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let refuse = |code, detail: String| Err(Refusal::new(ErrorKind::Forbidden, code, detail));
+    let cluster = &parts.cluster;
+    let said = text(header::PROXY_AUTHORIZATION).strip_prefix("Bearer ").unwrap_or_default();
+    if !cluster.token.as_ref().is_some_and(|t| t.hears(said)) {
+        let detail = "the cluster token is not this hub's; copy cluster.token from another node";
+        return refuse("cluster_token", detail.to_owned());
+    }
+    let (hub, epoch) = text(CLUSTER_HEADER).split_once('/').unwrap_or_default();
+    if hub != cluster.hub_id.to_string() {
+        let detail = format!("this node is of hub {}, the caller of {hub}", cluster.hub_id);
+        return refuse("other_hub", detail);
+    }
+    if let Some(own) = cluster.epoch.get()
+        && epoch != "-"
+        && epoch != own.to_string()
+    {
+        // The life that began later is the one that goes on.
+        let detail = format!(
+            "this node lives in epoch {own} of hub {hub}, the caller in {epoch}; a node of before a \
+             recovery has to be emptied and join again"
+        );
+        let is_older = epoch < own.to_string().as_str();
+        return refuse(if is_older { "other_epoch" } else { "newer_epoch" }, detail);
+    }
+    let node_id = u64::from_str_radix(text(NODE_HEADER), 16).unwrap_or(0);
+    if let Some(Certified(found)) = &certified
+        && found.as_ref().map(|(id, _)| *id) != Some(node_id)
+    {
+        return refuse("wrong_certificate", "the certificate is of another node".to_owned());
+    }
+    match cluster.row(node_id) {
+        Some(row) if row.state == NodeState::Removed => {
+            let detail = format!(
+                "node {node_id:016x} was removed from this hub and is no member any more; empty its \
+                 folder and join again with a new token"
+            );
+            refuse("node_removed", detail)
+        }
+        Some(row) => match certified {
+            Some(Certified(Some((_, key)))) if key.to_string() != row.public_key => {
+                refuse("wrong_certificate", "the certificate has another key".to_owned())
+            }
+            _ => Ok(Caller(node_id)),
+        },
+        // Its certificate, or the token, is enough to bring what this node has missed.
+        None if path == RAFT || path == PING => Ok(Caller(node_id)),
+        None => {
+            let detail = format!("node {node_id:016x} is not known here yet");
+            Err(Refusal::new(ErrorKind::Unavailable, "unknown_node", detail))
+        }
+    }
+}
+
+async fn raft(State(parts): State<Arc<Parts>>, body: Body) -> Result<Vec<u8>, Problem> {
+    parts.cluster.require_inside()?;
+    let message = whole(body, MESSAGE_MAX_BYTES).await?;
+    Ok(parts.node.handle(&message).await)
+}
+
+async fn whole(body: Body, max: usize) -> Result<Bytes, Refusal> {
+    axum::body::to_bytes(body, max)
+        .await
+        .map_err(|e| Refusal::new(ErrorKind::Invalid, "body_malformed", e.to_string()))
+}
+
+async fn propose(
+    State(parts): State<Arc<Parts>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Vec<u8>, Problem> {
+    parts.cluster.require_inside()?;
+    let command = whole(body, MESSAGE_MAX_BYTES).await?.to_vec();
+    let is_passed_on = headers.contains_key(HOP_HEADER);
+    let proposer = parts.proposer.clone();
+    let reply = parts.work.spawn(async move { proposer.answer(command, is_passed_on).await });
+    Ok(reply.await.unwrap_or_else(|_| Err(no_leader()))?)
+}
+
+async fn read_index(State(parts): State<Arc<Parts>>) -> Result<Json<Index>, Problem> {
+    parts.cluster.require_inside()?;
+    match tokio::time::timeout(READ_INDEX_WAIT, parts.node.read_index()).await {
+        Ok(Ok(index)) => Ok(Json(Index { index })),
+        Ok(Err(ProposeError::Stopped(why))) => Err(raft_stopped(&why).into()),
+        Ok(Err(ProposeError::NotLeader { .. })) | Err(_) => Err(no_leader().into()),
+    }
+}
+
+async fn ping(State(parts): State<Arc<Parts>>) -> Json<Pong> {
+    Json(own_pong(&parts))
+}
+
+/// What this node says of itself.
+pub fn own_pong(parts: &Parts) -> Pong {
+    let node = parts.node.status();
+    Pong {
+        version: crate::VERSION.to_owned(),
+        position: *parts.position.borrow(),
+        applied: node.last_applied.unwrap_or(0),
+        term: node.term,
+        leader: node.leader.map(|l| format!("{l:016x}")),
+        ready: *parts.ready.borrow(),
+        files_here: 0,
+    }
+}
+
+/// What this node has of an upload.
+async fn uploads(State(parts): State<Arc<Parts>>, body: Body) -> Result<Json<home::Kept>, Problem> {
+    let bytes = whole(body, SMALL_MAX_BYTES).await?;
+    let asked: home::Asked = serde_json::from_slice(&bytes)
+        .map_err(|e| Refusal::new(ErrorKind::Invalid, "body_malformed", e.to_string()))?;
+    let kept = tokio::task::spawn_blocking(move || home::kept(&parts, &asked));
+    let kept = kept.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
+    Ok(Json(kept?))
+}
+
+/// Takes the values of the cluster token that another node tells.
+async fn token(State(parts): State<Arc<Parts>>, body: Body) -> Result<Json<bool>, Problem> {
+    let bytes = whole(body, SMALL_MAX_BYTES).await?;
+    let values: Vec<String> = serde_json::from_slice(&bytes)
+        .map_err(|e| Refusal::new(ErrorKind::Invalid, "body_malformed", e.to_string()))?;
+    let taken = tokio::task::spawn_blocking(move || match &parts.cluster.token {
+        Some(token) => token.replace(&values),
+        None => Ok(()),
+    });
+    taken.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))?;
+    Ok(Json(true))
+}
+
+async fn join(State(parts): State<Arc<Parts>>, body: Body) -> Result<Json<join::Answer>, Problem> {
+    parts.cluster.require_inside()?;
+    let bytes = whole(body, SMALL_MAX_BYTES).await?;
+    let request: join::Request = serde_json::from_slice(&bytes)
+        .map_err(|e| Refusal::new(ErrorKind::Invalid, "body_malformed", e.to_string()))?;
+    let taking = parts.work.clone();
+    let answer = taking.spawn(async move { join::take(&parts, request).await });
+    let answer = answer.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
+    Ok(Json(answer?))
+}
+
+/// A public call that came to another node and is for this one.
+async fn forward(
+    State(parts): State<Arc<Parts>>,
+    Extension(Forwarded(public)): Extension<Forwarded>,
+    mut request: Request,
+) -> Result<Response, Problem> {
+    let target = request.uri().path_and_query().map(|p| p.as_str().to_owned()).unwrap_or_default();
+    let malformed = || Refusal::new(ErrorKind::Invalid, "path_malformed", "no path to pass on to");
+    let path = target.strip_prefix(FORWARD).ok_or_else(malformed)?;
+    *request.uri_mut() = path.parse::<Uri>().map_err(|_| malformed())?;
+    let headers = request.headers_mut();
+    for name in [&NODE_HEADER, &CLUSTER_HEADER, &header::PROXY_AUTHORIZATION] {
+        headers.remove(name);
+    }
+    let mut inner = Request::new(Body::empty());
+    std::mem::swap(inner.body_mut(), request.body_mut());
+    std::mem::swap(inner.headers_mut(), request.headers_mut());
+    *inner.method_mut() = request.method().clone();
+    *inner.uri_mut() = request.uri().clone();
+    let answered = parts.work.spawn(public.oneshot(inner)).await;
+    let lost = |e: tokio::task::JoinError| Error::Malformed(format!("a call ended badly: {e}"));
+    match answered.map_err(lost)? {
+        Ok(response) => Ok(response),
+        Err(never) => match never {},
+    }
+}
