@@ -17,6 +17,14 @@ lint:
 demo:
     cargo run --release -- demo
 
+# Three nodes and two spokes that run on, with the commands to use them.
+cluster:
+    cargo run --release -- demo --nodes 3 --keep
+
+# Many nodes in one process under random faults: just soak 1000
+soak SEEDS="1000":
+    CHAOS_SEEDS={{SEEDS}} cargo test --release -p barque-tests --test chaos -- random_schedules --nocapture
+
 # Make the fixtures anew from fixtures/parquet/good.parquet.
 fixtures:
     BARQUE_WRITE_FIXTURES=1 cargo test -p barque-tests --lib

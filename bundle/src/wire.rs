@@ -5,7 +5,8 @@ mod enroll;
 mod imports;
 
 pub use cluster::{
-    AddNodeRequest, AddNodeResponse, CLUSTER_TOKEN, NODES, NodeLine, NodeList, SetNodeRequest,
+    AddNodeRequest, AddNodeResponse, CLUSTER_TOKEN, MANIFEST_DIGEST, ManifestDigest, NODES,
+    NodeLine, NodeList, SetNodeRequest,
 };
 pub use enroll::{EnrollRequest, EnrollResponse, EnrollToken, Grant, OfflineRequest, TokenError};
 pub use imports::{

@@ -94,7 +94,7 @@ pub enum Command {
     Sample(SampleArgs),
     /// Show the main job: spokes push to a hub that is killed in between, and a drive goes there and back
     #[command(
-        after_help = "Example:\n  barque demo\n  barque demo --keep    # leaves the hub running and says how to query it"
+        after_help = "Example:\n  barque demo\n  barque demo --nodes 3\n  barque demo --keep    # leaves the hub running and says how to query it"
     )]
     Demo(DemoArgs),
 }
@@ -306,6 +306,9 @@ pub struct DemoArgs {
     /// Leave the folders and the hub running, and print how to query it
     #[arg(long)]
     pub keep: bool,
+    /// So many nodes, with a balancer in front; the leader is killed in a push and in an import
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
+    pub nodes: u8,
 }
 
 #[cfg(test)]

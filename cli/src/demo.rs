@@ -6,6 +6,7 @@
 
 mod drive;
 mod link;
+mod nodes;
 mod process;
 
 use std::path::{Path, PathBuf};
@@ -46,13 +47,16 @@ struct Demo {
 }
 
 pub async fn run(context: &Context, args: &DemoArgs) -> anyhow::Result<u8> {
+    if args.nodes > 1 {
+        return tokio::task::block_in_place(|| nodes::run(context, args));
+    }
     let folder = tempfile::Builder::new().prefix("barque-demo-").tempdir()?;
     let root = folder.path().to_owned();
     let json = context.global.json;
     let mut demo = Demo { root, hub: None, steps: Vec::new(), json };
     let started = Instant::now();
     let outcome = tokio::task::block_in_place(|| demo.play());
-    demo.table(started.elapsed());
+    print_table(&demo.steps, json, started.elapsed());
     if args.keep {
         let root = folder.keep();
         demo.leave(&root);
@@ -261,27 +265,6 @@ impl Demo {
         Ok(())
     }
 
-    fn table(&self, took: Duration) {
-        if self.json {
-            let steps: Vec<Value> = self
-                .steps
-                .iter()
-                .map(|s| serde_json::json!({ "step": s.what, "pid": s.pid, "result": s.result }))
-                .collect();
-            let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-            output::line(
-                &serde_json::json!({ "steps": steps, "duration_ms": duration_ms }).to_string(),
-            );
-            return;
-        }
-        let width = self.steps.iter().map(|s| s.what.len()).max().unwrap_or(0);
-        output::line(&format!("\n{:width$}  {:>8}  result", "step", "pid"));
-        for s in &self.steps {
-            output::line(&format!("{:width$}  {:>8}  {}", s.what, s.pid, s.result));
-        }
-        output::line(&format!("{:width$}  {:>8}  {:.1} s", "all", "", took.as_secs_f64()));
-    }
-
     fn leave(&mut self, root: &Path) {
         let landing = root.join("hub/landing");
         if let Some(hub) = self.hub.take() {
@@ -297,6 +280,27 @@ impl Demo {
             landing.display()
         ));
     }
+}
+
+/// All steps as one table, or as JSON.
+fn print_table(steps: &[Step], json: bool, took: Duration) {
+    if json {
+        let steps: Vec<Value> = steps
+            .iter()
+            .map(|s| serde_json::json!({ "step": s.what, "pid": s.pid, "result": s.result }))
+            .collect();
+        let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        output::line(
+            &serde_json::json!({ "steps": steps, "duration_ms": duration_ms }).to_string(),
+        );
+        return;
+    }
+    let width = steps.iter().map(|s| s.what.len()).max().unwrap_or(0);
+    output::line(&format!("\n{:width$}  {:>8}  result", "step", "pid"));
+    for s in steps {
+        output::line(&format!("{:width$}  {:>8}  {}", s.what, s.pid, s.result));
+    }
+    output::line(&format!("{:width$}  {:>8}  {:.1} s", "all", "", took.as_secs_f64()));
 }
 
 fn text(value: &Value, key: &str) -> String {

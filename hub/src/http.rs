@@ -296,9 +296,7 @@ impl Listeners {
         if let Some(task) = renewing {
             task.abort();
         }
-        if let Some(task) = for_nodes {
-            task.abort();
-        }
+        drop(for_nodes);
         let _ = std::fs::remove_file(DataFolder(&parts.config.data).socket());
         served.map_err(lost)
     }

@@ -308,7 +308,7 @@ async fn work(parts: Arc<Parts>, tasks: Tasks, entropy: [u8; 10]) -> Result<(), 
 }
 
 /// Ends a task together with whatever holds this.
-struct AbortOnDrop(AbortHandle);
+pub(crate) struct AbortOnDrop(pub AbortHandle);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {

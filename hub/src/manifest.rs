@@ -178,8 +178,13 @@ impl SnapshotView for View {
     fn copy_to(self: Box<Self>, path: &Path) -> std::io::Result<()> {
         let copy = || -> rusqlite::Result<()> {
             let mut target = Connection::open(path)?;
-            let backup = rusqlite::backup::Backup::new(&self.0, &mut target)?;
-            backup.run_to_completion(1024, Duration::ZERO, None)
+            rusqlite::backup::Backup::new(&self.0, &mut target)?.run_to_completion(
+                1024,
+                Duration::ZERO,
+                None,
+            )?;
+            // One file, that whoever opens it needs no other beside.
+            target.pragma_update(None, "journal_mode", "DELETE")
         };
         copy().map_err(std::io::Error::other)
     }

@@ -3,9 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::digest::Sha256Digest;
 use crate::time::Timestamp;
 
 pub const NODES: &str = "/api/v1/cluster/nodes";
+pub const MANIFEST_DIGEST: &str = "/api/v1/cluster/digest";
 pub const CLUSTER_TOKEN: &str = "/api/v1/cluster/token";
 
 /// One node, as the node that was asked sees it.
@@ -47,6 +49,14 @@ pub struct NodeLine {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct NodeList {
     pub nodes: Vec<NodeLine>,
+}
+
+/// What a node's manifest comes to: nodes at one position have one digest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ManifestDigest {
+    pub node_id: String,
+    pub position: u64,
+    pub sha256: Sha256Digest,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -51,6 +51,11 @@ pub enum HubNodeVerb {
     /// Let a node take nothing new: it does not vote, and what it holds is still served
     #[command(after_help = "Example:\n  barque hub node drain 00f3a1b2c3d4e5f6 --data ./hub")]
     Drain(HubNodeDrainArgs),
+    /// Print one digest over a node's manifest: nodes at one position have the same
+    #[command(
+        after_help = "Example:\n  barque hub node digest --data ./a; barque hub node digest --data ./b"
+    )]
+    Digest(HubTargetArgs),
     /// Give all nodes another cluster token; nothing that is under way fails
     #[command(after_help = "Example:\n  barque hub node rotate-token --data ./hub")]
     RotateToken(HubTargetArgs),

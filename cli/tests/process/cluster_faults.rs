@@ -13,6 +13,7 @@ pub fn trials() -> Vec<Trial> {
         trial!(a_lost_majority_is_recovered_from_and_nodes_of_before_are_refused),
         trial!(the_cluster_token_changes_under_load_without_a_failed_transfer),
         trial!(an_upload_behind_a_balancer_goes_on_although_it_is_cut_and_its_home_is_killed),
+        trial!(a_wiped_node_with_its_old_address_joins_once_its_old_self_is_removed),
         trial!(nodes_come_and_go_under_load),
         trial!(a_leader_killed_in_each_phase_of_a_receive_loses_and_doubles_nothing),
     ]
@@ -156,6 +157,38 @@ fn an_upload_behind_a_balancer_goes_on_although_it_is_cut_and_its_home_is_killed
     hub.start(home);
     hub.wait_until_whole(3);
     assert_whole(&hub, &[0, 1, 2], &[&spoke]);
+}
+
+fn a_wiped_node_with_its_old_address_joins_once_its_old_self_is_removed() {
+    let mut hub = Hub::new(3);
+    let wiped = hub.follower();
+    let spoke = hub.spoke_of(wiped, "s");
+    fill(&spoke, 0, 20);
+    assert_eq!(spoke.push().count("sent"), 20);
+    let (by, old) = (hub.leader(), hub.id(wiped));
+    hub.kill(wiped);
+    std::fs::remove_dir_all(hub.data(wiped)).unwrap();
+    let output = hub.command(wiped).output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && err.contains("barque hub join"), "{err}");
+    let token = hub.token(by, &[]);
+    json(&["hub", "join", &token, "--data", &hub.data(wiped), "--json"]);
+    hub.start(wiped);
+    // It has no votes of before, and its old self is registered where it is.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_ne!(hub.id(wiped), old);
+    assert_eq!(hub.seen_by(by)[&hub.id(wiped)]["state"], "joining");
+    let data = hub.data(by);
+    json(&["hub", "node", "remove", &old, "--abandon-files", "--data", &data, "--json"]);
+    hub.wait_until_whole(3);
+    spoke.call_only(&[&hub.nodes[wiped].listen]);
+    wait_for("what was on the old disk came again", || {
+        let pass = spoke.push();
+        let states = hub.nodes[by].site.manifest();
+        pass.code == 0 && states.values().all(|v| v.2 == "held")
+    });
+    assert_whole(&hub, &[0, 1, 2], &[&spoke]);
+    assert_eq!(tree(&hub.nodes[wiped].site.landing()).len(), 20);
 }
 
 fn nodes_come_and_go_under_load() {

@@ -35,8 +35,9 @@ pub struct Token {
     pub root: PublicKey,
     /// Whether the cluster listener speaks without TLS.
     pub plain: bool,
-    /// Node ids in hex, with their addresses.
-    pub nodes: BTreeMap<String, String>,
+    /// Node ids in hex, with their addresses; first the node that made the token, whose clock says
+    /// when it expires.
+    pub nodes: Vec<(String, String)>,
     pub secret: String,
     pub expires_at: Timestamp,
 }
@@ -97,8 +98,10 @@ pub async fn invite(
     secret: String,
     expires_at: Timestamp,
 ) -> Result<Token, Error> {
-    let nodes = addresses(parts);
-    if !nodes.contains_key(&hex_id(parts.identity.node_id)) {
+    let own = hex_id(parts.identity.node_id);
+    let mut nodes: Vec<(String, String)> = addresses(parts).into_iter().collect();
+    nodes.sort_by_key(|(node, _)| *node != own);
+    if nodes.first().is_none_or(|(node, _)| *node != own) {
         return Err(Refusal::new(
             ErrorKind::Invalid,
             "no_cluster_listener",

@@ -9,7 +9,7 @@ use axum::extract::{Path, Query, Request, State};
 use barque_bundle::ErrorKind;
 use barque_bundle::digest::hex;
 use barque_bundle::wire::{
-    AddNodeRequest, AddNodeResponse, NodeLine, NodeList, Role, SetNodeRequest,
+    AddNodeRequest, AddNodeResponse, ManifestDigest, NodeLine, NodeList, Role, SetNodeRequest,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -143,6 +143,17 @@ pub async fn remove(
     operator.require(&parts, Role::Admin).await?;
     change(&parts, node_id(&id)?, NodeState::Removed, asked.abandon_files).await?;
     Ok(Json(NodeList { nodes: lines(&parts).await? }))
+}
+
+/// One digest over all that this node's manifest holds; reads all of it.
+pub async fn digest(
+    State(parts): State<Arc<Parts>>,
+    operator: Operator,
+) -> Result<Json<ManifestDigest>, Problem> {
+    operator.require_role(&parts, Role::Reader).await?;
+    let (position, sha256) = parts.readers.read_async(query::manifest_digest).await?;
+    let node_id = format!("{:016x}", parts.identity.node_id);
+    Ok(Json(ManifestDigest { node_id, position, sha256 }))
 }
 
 /// Gives all nodes another cluster token, in steps in which each of them hears both.

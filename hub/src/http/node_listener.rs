@@ -12,7 +12,6 @@ use axum::middleware::AddExtension;
 use axum_server::accept::{Accept, DefaultAcceptor};
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use tokio::net::TcpStream;
-use tokio::task::AbortHandle;
 use tower::Layer as _;
 
 use super::accept::Limited;
@@ -21,7 +20,7 @@ use crate::client::split_address;
 use crate::cluster::door::Certified;
 use crate::cluster::{tasks, tls};
 use crate::error::Error;
-use crate::hub::Parts;
+use crate::hub::{AbortOnDrop, Parts};
 
 /// Connections of other nodes held at once: each has two to here, and a few while it starts anew.
 const CONNECTIONS_MAX: usize = 256;
@@ -65,8 +64,8 @@ impl NodeListener {
         Ok(Some(Self { tcp, tls }))
     }
 
-    /// Serves on Raft's runtime until the handle is used, or the node ends.
-    pub fn serve(self, parts: &Arc<Parts>) -> Option<AbortHandle> {
+    /// Serves on Raft's runtime until what this returns is dropped.
+    pub fn serve(self, parts: &Arc<Parts>) -> Option<AbortOnDrop> {
         let runtime = parts.node.runtime()?;
         let app = Front::nodes(parts).into_router().into_make_service();
         let serving = async move {
@@ -89,7 +88,7 @@ impl NodeListener {
                 tracing::error!(error = %e, "the listener for other nodes failed");
             }
         };
-        Some(runtime.spawn(serving).abort_handle())
+        Some(AbortOnDrop(runtime.spawn(serving).abort_handle()))
     }
 }
 

@@ -215,6 +215,16 @@ fn cluster_api(api: Api) -> Api {
         cluster::remove,
     )
     .on(
+        Operation::get(
+            wire::MANIFEST_DIGEST,
+            "manifestDigest",
+            reader,
+            "One digest over this node's manifest, with its position.",
+        )
+        .gives::<wire::ManifestDigest>(),
+        cluster::digest,
+    )
+    .on(
         Operation::post(
             wire::CLUSTER_TOKEN,
             "rotateClusterToken",

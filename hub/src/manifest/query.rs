@@ -8,10 +8,12 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use crate::error::Error;
 
+mod digest;
 mod imports;
 mod nodes;
 mod schemas;
 
+pub use digest::digest as manifest_digest;
 pub use imports::{arrived, claim_renewals, has_claims, imported, imports, not_arrived};
 pub use nodes::{NodeRow, files_held, files_held_by, held_only_by, holders, holds_any, nodes};
 pub use schemas::{SchemasPage, columns, schemas, undescribed, undescribed_count};

@@ -11,6 +11,7 @@ use crate::command::{
 };
 
 mod footers;
+mod nodes;
 
 const NOW: Timestamp = Timestamp::from_unix_ms(1_700_000_000_000);
 const NODE: u64 = 7;

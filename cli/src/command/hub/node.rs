@@ -2,8 +2,8 @@
 
 use barque_bundle::quantity::parse_duration;
 use barque_bundle::wire::{
-    AddNodeRequest, AddNodeResponse, CLUSTER_TOKEN, NODES, NodeLine, NodeList, SetNodeRequest,
-    url_segment,
+    AddNodeRequest, AddNodeResponse, CLUSTER_TOKEN, MANIFEST_DIGEST, ManifestDigest, NODES,
+    NodeLine, NodeList, SetNodeRequest, url_segment,
 };
 
 use super::{Context, client};
@@ -17,6 +17,7 @@ pub async fn run(context: &Context, verb: HubNodeVerb) -> anyhow::Result<u8> {
         HubNodeVerb::Add(args) => add(context, args).await,
         HubNodeVerb::Ls(target) => list(context, &target).await,
         HubNodeVerb::Drain(args) => drain(context, args).await,
+        HubNodeVerb::Digest(target) => digest(context, &target).await,
         HubNodeVerb::RotateToken(target) => rotate(context, &target).await,
         HubNodeVerb::Remove(args) => remove(context, args).await,
     }
@@ -82,6 +83,16 @@ async fn drain(context: &Context, args: HubNodeDrainArgs) -> anyhow::Result<u8> 
     let path = format!("{NODES}/{}", url_segment(&args.node));
     let request = SetNodeRequest { state: state.to_owned() };
     show(context, &client(context, &args.target)?.post(&path, &request).await?)
+}
+
+async fn digest(context: &Context, target: &HubTargetArgs) -> anyhow::Result<u8> {
+    let d: ManifestDigest = client(context, target)?.get(MANIFEST_DIGEST).await?;
+    if context.global.json {
+        output::json(&d)?;
+    } else {
+        output::line(&format!("{}  position {}  {}", d.node_id, d.position, d.sha256));
+    }
+    Ok(exit::OK)
 }
 
 async fn rotate(context: &Context, target: &HubTargetArgs) -> anyhow::Result<u8> {
