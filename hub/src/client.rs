@@ -360,7 +360,8 @@ impl Wire for NodeClient {
             let request = client.request(call.method, url).headers(call.headers).body(body);
             let response = request.send().await.map_err(|e| WireError {
                 may_have_arrived: !e.is_connect() && !e.is_builder(),
-                why: crate::error::chain(&e),
+                // An operator may see it, and where nodes are is nobody's business.
+                why: crate::error::chain(&e.without_url()),
             })?;
             let mut answer = axum::http::Response::new(Body::empty());
             *answer.status_mut() = response.status();

@@ -24,7 +24,7 @@ use barque_bundle::{ErrorKind, HubEpoch, HubId};
 use barque_raft::{Node, ProposeError, Transport, TransportError};
 use tokio::sync::watch;
 
-use crate::command::NodeState;
+use crate::command::{NodeState, VERSION};
 use crate::error::{Error, Refusal};
 use crate::manifest::Nodes;
 use crate::manifest::query::NodeRow;
@@ -54,6 +54,8 @@ const QUORUM_WAIT: Duration = Duration::from_secs(5);
 pub struct Contact {
     pub heard_at: Option<Instant>,
     pub error: Option<String>,
+    /// That it is of another hub, and of which.
+    pub disagrees: Option<String>,
     /// What it said of itself last.
     pub says: Option<door::Pong>,
 }
@@ -167,6 +169,23 @@ impl Cluster {
         ids
     }
 
+    /// The newest command version that all nodes apply, and the node with the lowest.
+    pub fn level(&self) -> (u8, u64) {
+        let nodes = self.nodes();
+        // One that was never up says nothing, and gets the log once it is.
+        let there = nodes.values().filter(|n| n.state != NodeState::Removed && n.level > 0);
+        let lowest = there.min_by_key(|n| n.level);
+        lowest.map_or((VERSION, self.node_id), |n| (n.level.min(VERSION), n.node_id))
+    }
+
+    /// What another node said that is of another hub or of another life of it, for as long as no
+    /// leader is known.
+    pub fn disagreement(&self) -> Option<Refusal> {
+        let contacts = self.contacts.lock().unwrap_or_else(PoisonError::into_inner);
+        let detail = contacts.values().find_map(|c| c.disagrees.clone())?;
+        Some(Refusal::new(ErrorKind::Unavailable, "membership_disagrees", detail))
+    }
+
     /// More than one node takes part.
     pub fn has_others(&self) -> bool {
         !self.others().is_empty()
@@ -241,6 +260,7 @@ impl Cluster {
                 .await
                 .map_err(|e| CallFault::Wire(WireError::unknown(e.to_string())))?;
             if status.is_success() {
+                self.note_agreement(node_id);
                 return Ok(bytes);
             }
             let problem: Problem = serde_json::from_slice(&bytes).unwrap_or_else(|_| Problem {
@@ -263,11 +283,14 @@ impl Cluster {
     /// A node that hears that it is none any more stops taking part.
     fn hear_refusal(&self, node_id: u64, problem: &Problem) {
         let mut contacts = self.contacts.lock().unwrap_or_else(PoisonError::into_inner);
-        contacts.entry(node_id).or_default().error = Some(problem.detail.clone());
+        let contact = contacts.entry(node_id).or_default();
+        contact.error = Some(problem.detail.clone());
+        // Another hub at a node's address is no reason to leave one's own.
+        let is_stranger = matches!(problem.code.as_str(), "other_hub" | "cluster_token");
+        contact.disagrees = is_stranger.then(|| problem.detail.clone());
         drop(contacts);
         let code = match problem.code.as_str() {
             "node_removed" => "node_removed",
-            "other_hub" => "other_hub",
             "other_epoch" => "other_epoch",
             _ => return,
         };
@@ -293,6 +316,11 @@ impl Cluster {
     pub fn contact(&self, node_id: u64) -> Contact {
         let contacts = self.contacts.lock().unwrap_or_else(PoisonError::into_inner);
         contacts.get(&node_id).cloned().unwrap_or_default()
+    }
+
+    fn note_agreement(&self, node_id: u64) {
+        let mut contacts = self.contacts.lock().unwrap_or_else(PoisonError::into_inner);
+        contacts.entry(node_id).or_default().disagrees = None;
     }
 
     fn note_pong(&self, node_id: u64, says: door::Pong) {

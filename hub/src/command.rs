@@ -70,7 +70,8 @@ pub enum Command {
 }
 
 impl Command {
-    fn version(&self) -> u8 {
+    /// The lowest version of the commands that has this one.
+    pub fn version(&self) -> u8 {
         match self {
             Self::Describe(_) => 2,
             Self::Batch(batch) if !batch.is_of_version_1() => 3,

@@ -230,6 +230,11 @@ impl Hub {
         }
     }
 
+    /// What requests and background tasks of this hub work with.
+    pub fn parts(&self) -> Arc<Parts> {
+        Arc::clone(&self.parts)
+    }
+
     /// Tells when spokes are let in.
     pub fn ready(&self) -> watch::Receiver<bool> {
         self.parts.ready.clone()

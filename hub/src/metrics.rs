@@ -62,7 +62,7 @@ const SINGLE: [(&str, &str); 24] = [
     ("barque_node_takes_part", "0 on a node that was removed, or is of another life of the hub."),
     ("barque_node_lag_entries", "On the leader: log entries that the slowest node lacks."),
     ("barque_files_held", "Files of which this node holds a copy."),
-    ("barque_state_age_milliseconds", "How long ago this node was up to date for sure."),
+    ("barque_state_age_seconds", "How long ago this node was up to date for sure."),
     ("barque_start_time_seconds", "When the hub started, in seconds since 1970."),
 ];
 

@@ -141,6 +141,11 @@ impl Proposer {
     }
 }
 
+/// Whether the databases have room for another proposal.
+pub fn has_room(data: &Path) -> bool {
+    require_room(data, 0).is_ok()
+}
+
 /// Refuses while the databases have no room to write the proposal down.
 fn require_room(data: &Path, bytes: usize) -> Result<(), Refusal> {
     require_writable(data)?;
@@ -314,6 +319,7 @@ impl Way {
     /// Gets a command agreed on; an election is ridden out for a while.
     async fn propose(&self, envelope: &Envelope) -> Result<Reply, Refusal> {
         self.cluster.require_inside()?;
+        self.require_level(envelope.command.version())?;
         let bytes = command::encode(envelope);
         require_room(&self.data, bytes.len())?;
         let left = LEADER_WAIT.saturating_sub(self.cluster.leaderless_for());
@@ -326,13 +332,28 @@ impl Way {
                 Err(Fault::Unknown) if !is_repeatable || Instant::now() >= deadline => {
                     return Err(unknown());
                 }
-                Err(Fault::NotDone) if Instant::now() >= deadline => return Err(no_leader()),
+                Err(Fault::NotDone) if Instant::now() >= deadline => {
+                    return Err(self.cluster.disagreement().unwrap_or_else(no_leader));
+                }
                 Err(Fault::NotDone | Fault::Unknown) => {
                     self.node.wait_for_leader(deadline - Instant::now()).await;
                     tokio::time::sleep(TRY_AGAIN).await;
                 }
             }
         }
+    }
+
+    /// Refuses what a node of the hub would not understand, and stop at.
+    fn require_level(&self, version: u8) -> Result<(), Refusal> {
+        let (level, node_id) = self.cluster.level();
+        if version <= level {
+            return Ok(());
+        }
+        let detail = format!(
+            "node {} runs an older program that does not know this yet; upgrade it first",
+            self.cluster.title(node_id)
+        );
+        Err(Refusal::new(ErrorKind::Unavailable, "upgrade_incomplete", detail))
     }
 
     /// One try: here when this node leads, else by the node that does.

@@ -75,6 +75,12 @@ pub fn is_busy(error: &CallError) -> bool {
     }
 }
 
+/// Whether it is of the one node that answered, and another of the hub's may do better.
+pub fn is_of_one_node(error: &CallError) -> bool {
+    const CODES: [&str; 5] = ["starting", "not_fresh", "no_leader", "node_removed", "other_epoch"];
+    matches!(error, CallError::Refused(problem) if CODES.contains(&problem.code.as_str()))
+}
+
 /// Whether the hub asks to stay away for longer than a pass waits.
 pub fn asks_for_too_long(error: &CallError) -> bool {
     error.retry_after().is_some_and(|asked| asked > ASKED_MAX)

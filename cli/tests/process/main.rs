@@ -12,6 +12,8 @@ mod cases;
 mod cluster;
 mod cluster_faults;
 mod cluster_import;
+mod cluster_kills;
+mod cluster_reads;
 mod crashes;
 mod cut;
 mod daemon;
@@ -31,6 +33,7 @@ mod machine;
 mod memory;
 mod modes;
 mod neighbour;
+mod netns;
 mod nodes;
 mod operator;
 mod parquet_files;
@@ -67,6 +70,8 @@ fn main() {
         cluster::trials(),
         cluster_import::trials(),
         cluster_faults::trials(),
+        cluster_reads::trials(),
+        cluster_kills::trials(),
         bad_links::trials(),
         machine::trials(),
         memory::trials(),

@@ -3,9 +3,9 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use barque_bundle::platform;
 use libtest_mimic::Trial;
 
+use crate::netns::{inside, lacks, must};
 use crate::site::{Site, barque, ended, json, pass_of, sized};
 use crate::trial;
 
@@ -14,19 +14,7 @@ pub fn trials() -> Vec<Trial> {
 }
 
 fn lacks_tools() -> Option<String> {
-    if platform::effective_uid() != 0 {
-        return Some("needs root, for network namespaces".to_owned());
-    }
-    ["ip", "tc", "ping", "chrt"].into_iter().find_map(|tool| {
-        let found =
-            Command::new("sh").args(["-c", &format!("command -v {tool}")]).output().unwrap();
-        (!found.status.success()).then(|| format!("{tool} is absent"))
-    })
-}
-
-fn must(program: &str, args: &[&str]) {
-    let output = Command::new(program).args(args).output().unwrap();
-    assert!(output.status.success(), "{program} {args:?}: {:?}", output);
+    lacks(&["ip", "tc", "ping", "chrt"])
 }
 
 /// Two namespaces, gone with this value.
@@ -67,19 +55,8 @@ impl Link {
         link
     }
 
-    /// A command of ours inside a namespace.
-    fn inside(&self, ns: &str, args: &[&str]) -> Command {
-        let ours = barque(args);
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", ns]).arg(ours.get_program()).args(ours.get_args());
-        for (name, value) in ours.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command.stdin(Stdio::null());
-        command
+    fn inside(&self, namespace: &str, args: &[&str]) -> Command {
+        inside(namespace, &barque(args))
     }
 
     /// The median of pings from the spoke's side, in ms.

@@ -8,19 +8,22 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags};
 use serde_json::Value;
 
+use crate::netns::{Bridged, inside};
 use crate::site::{HubProcess, Site, Spoke, barque, ended, json, run, wait_for};
 
 /// A hub whose nodes are all up and know each other.
 pub struct Hub {
     pub nodes: Vec<Node>,
     more: Vec<String>,
+    /// Network namespaces, one for each node, if they have any.
+    places: Vec<String>,
 }
 
 /// One node: its folders, its addresses, and its process while it runs.
 pub struct Node {
     pub site: Site,
     pub listen: String,
-    cluster: String,
+    pub cluster: String,
     process: Option<HubProcess>,
 }
 
@@ -37,7 +40,7 @@ impl Hub {
     /// A hub whose nodes are served with further arguments.
     pub fn with(nodes: usize, more: &[&str]) -> Self {
         let more = more.iter().map(|m| (*m).to_owned()).collect();
-        let mut hub = Self { nodes: vec![Node::of(Site::new())], more };
+        let mut hub = Self { nodes: vec![Node::of(Site::new())], more, places: Vec::new() };
         hub.start(0);
         for _ in 1..nodes {
             let n = hub.join(&[]);
@@ -47,14 +50,43 @@ impl Hub {
         hub
     }
 
+    /// A hub each of whose nodes lives in a network namespace of its own.
+    pub fn in_places(net: &Bridged) -> Self {
+        let first = Node::of(Site::new()).at(net, 0);
+        let mut hub = Self { nodes: vec![first], more: Vec::new(), places: net.places.clone() };
+        hub.start(0);
+        for n in 1..net.places.len() {
+            hub.join(&[]);
+            let node = hub.nodes.pop().unwrap().at(net, n);
+            hub.nodes.push(node);
+            hub.start(n);
+        }
+        hub.wait_until_whole(net.places.len());
+        hub
+    }
+
+    /// A command of ours as it is run where a node is.
+    pub fn where_is(&self, n: usize, command: Command) -> Command {
+        match self.places.get(n) {
+            Some(place) => inside(place, &command),
+            None => command,
+        }
+    }
+
     /// Makes one more node, not started yet.
     pub fn join(&mut self, how: &[&str]) -> usize {
+        self.join_at(Site::empty(), how)
+    }
+
+    pub fn join_at(&mut self, site: Site, how: &[&str]) -> usize {
         let by = self.some_up();
         let token = self.token(by, how);
-        let site = Site::empty();
-        json(&["hub", "join", &token, "--data", &site.data(), "--json"]);
+        let n = self.nodes.len();
+        let joining = barque(&["hub", "join", &token, "--data", &site.data(), "--json"]);
+        let (code, _, err) = ended(self.where_is(n, joining).output().unwrap());
+        assert_eq!(code, 0, "{err}");
         self.nodes.push(Node::of(site));
-        self.nodes.len() - 1
+        n
     }
 
     pub fn token(&self, by: usize, how: &[&str]) -> String {
@@ -75,7 +107,7 @@ impl Hub {
         let node = &self.nodes[n];
         let mut command = node.site.serve(&node.listen);
         command.args(["--cluster-listen", &node.cluster]).args(&self.more);
-        command
+        self.where_is(n, command)
     }
 
     /// Starts a node and waits until it answers; it need not be ready.
@@ -85,10 +117,14 @@ impl Hub {
     }
 
     pub fn start_as(&mut self, n: usize, command: Command) {
-        let process = self.nodes[n].site.start_process(command);
-        self.nodes[n].process = Some(process);
+        self.start_without_waiting(n, command);
         let data = self.data(n);
         wait_for("a node answers", || run(&["hub", "node", "ls", "--data", &data]).0 == 0);
+    }
+
+    pub fn start_without_waiting(&mut self, n: usize, command: Command) {
+        let process = self.nodes[n].site.start_process(command);
+        self.nodes[n].process = Some(process);
     }
 
     pub fn kill(&mut self, n: usize) {
@@ -191,7 +227,13 @@ impl Hub {
 
 impl Node {
     fn of(site: Site) -> Self {
-        Self { site, listen: free_address(), cluster: free_address(), process: None }
+        let (listen, cluster) = (free_address(), free_address());
+        Self { site, listen, cluster, process: None }
+    }
+
+    fn at(self, _: &Bridged, n: usize) -> Self {
+        let address = Bridged::address(n);
+        Self { listen: format!("{address}:7171"), cluster: format!("{address}:7272"), ..self }
     }
 
     pub fn url(&self) -> String {

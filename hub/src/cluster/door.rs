@@ -23,6 +23,7 @@ use crate::command::NodeState;
 use crate::error::{Error, Refusal};
 use crate::http::Problem;
 use crate::hub::Parts;
+use crate::propose;
 
 pub const RAFT: &str = "/cluster/v1/raft";
 pub const PROPOSE: &str = "/cluster/v1/propose";
@@ -61,7 +62,8 @@ pub struct Pong {
     pub term: u64,
     pub leader: Option<String>,
     pub ready: bool,
-    pub files_here: u64,
+    /// Its databases have room.
+    pub has_room: bool,
 }
 
 /// All calls between nodes; `public` answers what another node passes on.
@@ -203,7 +205,7 @@ pub fn own_pong(parts: &Parts) -> Pong {
         term: node.term,
         leader: node.leader.map(|l| format!("{l:016x}")),
         ready: *parts.ready.borrow(),
-        files_here: 0,
+        has_room: propose::has_room(&parts.config.data),
     }
 }
 

@@ -16,6 +16,7 @@ use crate::config::HubConfig;
 use crate::error::{Error, chain};
 use crate::hub::Parts;
 use crate::manifest::query;
+use crate::propose;
 
 const FRESH_EVERY: Duration = Duration::from_secs(1);
 const BARRIER_WAIT: Duration = Duration::from_secs(5);
@@ -180,11 +181,19 @@ async fn keep_members(parts: &Parts) {
     }
 }
 
-/// A leader that is not to vote any more lets another one lead.
+/// A leader that is not to vote any more, or whose disk is full, lets another one lead.
 async fn hand_over(parts: &Parts, wanted: &BTreeMap<u64, bool>) {
     let (status, own) = (parts.node.status(), parts.identity.node_id);
     let leads = status.leader == Some(own) && !status.voters.is_empty();
-    if leads && wanted.get(&own) == Some(&false) && !status.voters.contains(&own) {
+    let is_out = wanted.get(&own) == Some(&false) && !status.voters.contains(&own);
+    let is_full = || {
+        let could_lead = |id: &u64| {
+            let says = parts.cluster.contact(*id).says;
+            *id != own && parts.cluster.is_alive(*id) && says.is_some_and(|s| s.has_room && s.ready)
+        };
+        !propose::has_room(&parts.config.data) && status.voters.iter().any(could_lead)
+    };
+    if leads && (is_out || is_full()) {
         let has_resigned = parts.node.resign(RESIGN_WAIT).await;
         tracing::info!(has_resigned, "this node leads no more");
     }

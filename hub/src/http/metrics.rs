@@ -83,7 +83,7 @@ fn of_cluster(parts: &Parts) -> Result<Vec<(&'static str, u64)>, Error> {
     let there = || nodes.values().filter(|n| n.state != NodeState::Removed);
     let last = node.last_log.unwrap_or(0);
     let lag = node.matched.values().map(|m| last.saturating_sub(m.unwrap_or(0))).max();
-    let age = cluster.age().map_or(u64::MAX >> 1, |a| u64::try_from(a.as_millis()).unwrap_or(0));
+    let age = cluster.age().map_or(u64::from(u32::MAX), |a| a.as_secs());
     let held = parts.readers.read(|c| query::files_held_by(c, node.node_id))?;
     Ok(vec![
         ("barque_raft_is_stalled", parts.node.is_stalled().into()),
@@ -92,7 +92,7 @@ fn of_cluster(parts: &Parts) -> Result<Vec<(&'static str, u64)>, Error> {
         ("barque_node_takes_part", cluster.outside().is_none().into()),
         ("barque_node_lag_entries", lag.unwrap_or(0)),
         ("barque_files_held", held),
-        ("barque_state_age_milliseconds", age),
+        ("barque_state_age_seconds", age),
     ])
 }
 

@@ -177,6 +177,73 @@ async fn three_nodes_agree_and_a_late_one_gets_a_snapshot() {
     }
 }
 
+/// Breaks at every third piece of a snapshot, and counts what goes over it.
+struct Breaking {
+    inner: InProcess,
+    pieces: Arc<StdMutex<(u64, u64)>>,
+}
+
+impl Transport for Breaking {
+    fn call<'a>(&'a self, target: u64, address: &'a str, request: Vec<u8>) -> Answer<'a> {
+        if let Ok(Request::Piece(piece)) = decode(&request) {
+            let mut pieces = self.pieces.lock().unwrap();
+            (pieces.0, pieces.1) = (pieces.0 + 1, pieces.1 + piece.data.len() as u64);
+            if pieces.0.is_multiple_of(3) {
+                let why = "the line broke".to_owned();
+                let address = address.to_owned();
+                return Box::pin(async move { Err(TransportError { target, address, why }) });
+            }
+        }
+        self.inner.call(target, address, request)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_goes_on_where_a_broken_line_ended() {
+    let nodes = Nodes::default();
+    let pieces = Arc::<StdMutex<(u64, u64)>>::default();
+    let start = |id: u64| {
+        let dir = tempfile::tempdir().unwrap();
+        let log = LogStore::create(&dir.path().join("raft.db"), id).unwrap();
+        let map = Shared::default();
+        let (inner, pieces) = (InProcess(nodes.clone()), Arc::clone(&pieces));
+        let transport = Breaking { inner, pieces };
+        let node = Node::start(log, map.clone(), transport, dir.path().into(), FEW).unwrap();
+        let node = Arc::new(node);
+        nodes.lock().unwrap().insert(id, Arc::downgrade(&node));
+        (node, map, dir)
+    };
+    let (first, map, _kept) = start(1);
+    first.initialize("here").await.unwrap();
+    assert!(first.wait_for_leader(Duration::from_secs(10)).await);
+    // Twelve pieces, and a log that is cut to less than all of it.
+    const VALUES: u64 = 12;
+    for n in 0..VALUES {
+        let value = format!("k{n}={}", "v".repeat(1024 * 1024));
+        first.propose(value.into_bytes()).await.unwrap();
+    }
+    first.checkpoint().await.unwrap();
+    let cut = std::time::Instant::now() + Duration::from_secs(20);
+    while first.status().purged.is_none_or(|n| n < VALUES / 2) {
+        assert!(std::time::Instant::now() < cut, "the log was not cut: {:?}", first.status());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let (second, late, _kept_too) = start(2);
+    assert!(first.approach_members(&BTreeMap::from([(1, true), (2, true)])).await.unwrap());
+    let rows = |m: &Shared| m.0.lock().unwrap().rows.clone();
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while rows(&map) != rows(&late) {
+        assert!(std::time::Instant::now() < deadline, "the snapshot never came");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let (calls, bytes) = *pieces.lock().unwrap();
+    assert!(calls > VALUES, "{calls} pieces");
+    // A broken piece goes again, and nothing that had come.
+    let whole = VALUES * 1024 * 1024;
+    assert!(bytes < whole * 17 / 10, "{bytes} bytes went for {whole}");
+    drop(second);
+}
+
 #[test]
 fn a_newer_raft_db_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();

@@ -483,7 +483,8 @@ impl Pass<'_> {
         if self.faults >= enough || self.is_time_up() || fault::asks_for_too_long(&error) {
             return Err(Stop::HubNotReached(error));
         }
-        let is_closed = matches!(error, CallError::Unreachable { .. });
+        let is_closed =
+            matches!(error, CallError::Unreachable { .. }) || fault::is_of_one_node(&error);
         if is_closed || is_elsewhere || self.faults.is_multiple_of(2) {
             self.client.try_another_address();
         }
