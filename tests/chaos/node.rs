@@ -1,8 +1,8 @@
 //! A node of a hub in this process: on a runtime of its own, so that it can die at any moment.
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use barque_bundle::Timestamp;
@@ -30,8 +30,11 @@ fn now(skew_ms: i64) -> Timestamp {
     Timestamp::from_system(std::time::SystemTime::now()).plus_ms(skew_ms)
 }
 
-fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+/// A loopback address that no other node of this machine listens on.
+fn own_address() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let (n, process) = (NEXT.fetch_add(1, Ordering::Relaxed), std::process::id());
+    format!("127.{}.{}.{}", 64 + process % 128, n / 250 % 250, n % 250 + 1)
 }
 
 /// Waits on this thread until something holds.
@@ -82,8 +85,9 @@ impl Node {
         skew_ms: i64,
     ) -> Self {
         let mut config = HubConfig::new(&data);
-        config.listen = free_address();
-        config.cluster_listen = Some(free_address());
+        let address = own_address();
+        config.listen = format!("{address}:17171");
+        config.cluster_listen = Some(format!("{address}:17272"));
         config.raft = limits;
         Self { id, data, config, skew_ms, net: Arc::clone(net), running: None }
     }

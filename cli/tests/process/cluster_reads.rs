@@ -166,18 +166,22 @@ fn no_inner_address_reaches_a_client() {
     }
 }
 
+/// A port of an IPv6 address that nobody listens on at the moment.
+fn free_port(address: &str) -> u16 {
+    let listener = std::net::TcpListener::bind((address, 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
 fn a_hub_lives_on_ipv6_addresses_in_brackets() {
-    let (a, b) = (crate::nodes::free_address(), crate::nodes::free_address());
-    let port = |address: &str| address.rsplit(':').next().unwrap().to_owned();
     let first = Site::new();
-    let mut serving = first.serve(&format!("[::1]:{}", port(&a)));
-    serving.args(["--cluster-listen", &format!("[::1]:{}", port(&b))]);
+    let mut serving = first.serve(&format!("[::1]:{}", free_port("::1")));
+    serving.args(["--cluster-listen", &format!("[::1]:{}", free_port("::1"))]);
     let _first = first.start(serving);
     let data = first.data();
     let added = json(&["hub", "node", "add", "--data", &data, "--json"]);
     let second = Site::empty();
     json(&["hub", "join", added["token"].as_str().unwrap(), "--data", &second.data(), "--json"]);
-    let cluster = port(&crate::nodes::free_address());
+    let cluster = free_port("::");
     let mut serving = second.serve("[::1]:0");
     // A name with more than one address, of which one may lead nowhere.
     serving.args(["--cluster-listen", &format!("[::]:{cluster}")]);

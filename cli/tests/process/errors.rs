@@ -10,7 +10,8 @@ use libtest_mimic::Trial;
 use crate::badnet::{BadNet, Shape};
 use crate::machine::{Mount, lacks_mounts};
 use crate::site::{
-    CLOCK, Site, Spoke, barque, ended, faketime_library, json, run, sized, tiny, with_clock,
+    CLOCK, Site, Spoke, barque, ended, faketime_library, json, own_address, run, sized, tiny,
+    with_clock,
 };
 use crate::trial;
 
@@ -78,7 +79,7 @@ fn three_files(spoke: &Spoke) {
 
 fn an_unreachable_hub_says_what_waits_since_when_and_what_happens_next() {
     let site = Site::new();
-    let hub = site.hub();
+    let hub = site.hub_with(&format!("{}:0", own_address()), &[]);
     let spoke = site.spoke("s");
     three_files(&spoke);
     let address = hub.address.clone();

@@ -1,7 +1,6 @@
 //! A hub of several nodes, as real processes: started, killed, stopped and asked one by one.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use rusqlite::{Connection, OpenFlags};
 use serde_json::Value;
 
 use crate::netns::{Bridged, inside};
-use crate::site::{HubProcess, Site, Spoke, barque, ended, json, run, wait_for};
+use crate::site::{HubProcess, Site, Spoke, barque, ended, json, own_address, run, wait_for};
 
 /// A hub whose nodes are all up and know each other.
 pub struct Hub {
@@ -25,11 +24,6 @@ pub struct Node {
     pub listen: String,
     pub cluster: String,
     process: Option<HubProcess>,
-}
-
-/// An address that nobody listens on at the moment.
-pub fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
 impl Hub {
@@ -227,7 +221,8 @@ impl Hub {
 
 impl Node {
     fn of(site: Site) -> Self {
-        let (listen, cluster) = (free_address(), free_address());
+        let address = own_address();
+        let (listen, cluster) = (format!("{address}:17171"), format!("{address}:17272"));
         Self { site, listen, cluster, process: None }
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use barque_bundle::Sha256Digest;
@@ -74,6 +75,14 @@ pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
         std::thread::yield_now();
         std::thread::park_timeout(Duration::from_millis(2));
     }
+}
+
+/// A loopback address that no other test of this machine listens on, so that what listened there and
+/// was killed stays away until its own test starts it again.
+pub fn own_address() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let (n, process) = (NEXT.fetch_add(1, Ordering::Relaxed), std::process::id());
+    format!("127.{}.{}.{}", 64 + process % 128, n / 250 % 250, n % 250 + 1)
 }
 
 pub struct Site {
