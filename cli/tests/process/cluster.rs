@@ -236,6 +236,12 @@ fn two_nodes_offered_different_content_of_one_path_keep_one_everywhere() {
     }
 }
 
+/// The last entry of a node's log, while the node does not run.
+fn log_end(data: &str) -> i64 {
+    let c = rusqlite::Connection::open(format!("{data}/raft.db")).unwrap();
+    c.query_row("SELECT coalesce(max(log_index), 0) FROM log", [], |r| r.get(0)).unwrap()
+}
+
 fn a_folder_that_lost_its_log_or_its_place_does_not_start() {
     let mut hub = Hub::new(2);
     let spoke = hub.spoke_of(1, "s");
@@ -252,12 +258,18 @@ fn a_folder_that_lost_its_log_or_its_place_does_not_start() {
     };
     hub.stop(1);
     let old = kept();
+    let end_before = log_end(&data);
     hub.start(1);
     hub.wait_until_ready(1);
     fill(&spoke, 20, 40);
     assert_eq!(spoke.push().count("sent"), 20);
-    // Noted once a second.
-    std::thread::sleep(Duration::from_secs(2));
+    // How far the log is is noted in node.db, beyond what the older one has.
+    let mark = || -> i64 {
+        let c = rusqlite::Connection::open(format!("{data}/node.db")).unwrap();
+        let sql = "SELECT coalesce(max(value), 0) FROM state WHERE name = 'raft_index'";
+        c.query_row(sql, [], |r| r.get(0)).unwrap()
+    };
+    wait_for("the longer log is noted", || mark() > end_before);
     hub.stop(1);
     let refused = |hub: &Hub| {
         let output = hub.command(1).output().unwrap();

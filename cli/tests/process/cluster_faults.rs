@@ -174,8 +174,11 @@ fn a_wiped_node_with_its_old_address_joins_once_its_old_self_is_removed() {
     let token = hub.token(by, &[]);
     json(&["hub", "join", &token, "--data", &hub.data(wiped), "--json"]);
     hub.start(wiped);
-    // It has no votes of before, and its old self is registered where it is.
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    // It has no votes of before, and its old self is registered where it is, which its log says.
+    let log = hub.nodes[wiped].site.path().join("hub.log");
+    wait_for("it is told that its address is taken", || {
+        std::fs::read_to_string(&log).unwrap().contains("registered at this node's address")
+    });
     assert_ne!(hub.id(wiped), old);
     assert_eq!(hub.seen_by(by)[&hub.id(wiped)]["state"], "joining");
     let data = hub.data(by);
