@@ -42,6 +42,8 @@ pub const HOP_HEADER: HeaderName = HeaderName::from_static("barque-hop");
 const ALIVE: Duration = Duration::from_secs(6);
 /// How long a call that carries no file may take.
 const CALL_WAIT: Duration = Duration::from_secs(10);
+/// How long a message of Raft may take: a page of the log on a slow line, or a piece of a snapshot.
+const RAFT_WAIT: Duration = Duration::from_secs(60);
 /// Answers between nodes are small, or streams.
 const ANSWER_MAX_BYTES: usize = 64 << 20;
 /// State older than this lets no spoke in.
@@ -485,9 +487,11 @@ impl Transport for RaftTransport {
         target: u64,
         address: &'a str,
         request: Vec<u8>,
+        bulk: bool,
     ) -> barque_raft::transport::Answer<'a> {
+        let lane = if bulk { Lane::Work } else { Lane::Raft };
         Box::pin(async move {
-            let answer = self.0.ask(target, Lane::Raft, door::RAFT, request, CALL_WAIT).await;
+            let answer = self.0.ask(target, lane, door::RAFT, request, RAFT_WAIT).await;
             answer.map(|bytes| bytes.to_vec()).map_err(|e| TransportError {
                 target,
                 address: address.to_owned(),

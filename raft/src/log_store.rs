@@ -18,7 +18,7 @@ use crate::types::{Entry, LogId, StorageError, TypeConfig, Vote};
 /// The schema version that this program writes.
 const SCHEMA_VERSION: i64 = 1;
 /// Most bytes that one read of the log returns (but always one entry).
-const READ_MAX_BYTES: usize = 4 * 1024 * 1024;
+const READ_MAX_BYTES: usize = 1024 * 1024;
 
 /// Why `raft.db` cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +126,12 @@ impl LogStore {
     /// All entries from an index on.
     pub(crate) fn from(&self, index: u64) -> rusqlite::Result<Vec<Entry>> {
         self.entries(index.., usize::MAX)
+    }
+
+    /// The last index that was cut off the log.
+    pub(crate) fn purged(&self) -> rusqlite::Result<Option<u64>> {
+        let purged: Option<LogId> = get(&self.lock(), "purged")?;
+        Ok(purged.map(|id| id.index))
     }
 
     pub(crate) fn vote(&self) -> rusqlite::Result<Option<Vote>> {

@@ -55,6 +55,7 @@ fn next_step(
     present: &Present,
     wanted: &BTreeMap<u64, bool>,
     caught_up: impl Fn(u64) -> bool,
+    is_alive: impl Fn(u64) -> bool,
 ) -> Option<Step> {
     if present.is_joint {
         return Some(Step::Settle(present.voters.clone()));
@@ -63,14 +64,20 @@ fn next_step(
     if let Some(id) = wanted.keys().find(|id| !is_in(id)) {
         return Some(Step::AddLearner(*id));
     }
-    let ready = |id: &&u64| wanted.get(id) == Some(&true) && caught_up(**id);
+    // What does not answer is no help to a majority.
+    let ready = |id: &&u64| wanted.get(id) == Some(&true) && caught_up(**id) && is_alive(**id);
     if let Some(id) = present.learners.iter().find(ready) {
         return Some(Step::MakeVoter(*id));
     }
     // The last voter stays: without one nothing could ever be agreed again.
     let stays = |id: &u64| wanted.get(id) == Some(&true);
+    // Nor does one go whose going would leave most of the others silent.
+    let may_go = |gone: &&u64| {
+        let left: Vec<u64> = present.voters.iter().copied().filter(|id| id != *gone).collect();
+        !stays(gone) && left.iter().filter(|id| is_alive(**id)).count() > left.len() / 2
+    };
     if present.voters.iter().any(stays)
-        && let Some(id) = present.voters.iter().find(|id| !stays(id))
+        && let Some(id) = present.voters.iter().find(may_go)
     {
         return Some(Step::RemoveVoter { node_id: *id, stays: wanted.contains_key(id) });
     }
@@ -79,10 +86,11 @@ fn next_step(
 
 impl Node {
     /// Makes one step towards `wanted` (node id to whether it votes); true when one was made. Only
-    /// the leader makes any. A learner becomes a voter once it has nearly all of the log.
+    /// the leader makes any, and none that would leave most voters silent. A learner becomes a voter once it has nearly all of the log.
     pub async fn approach_members(
         &self,
         wanted: &BTreeMap<u64, bool>,
+        is_alive: impl Fn(u64) -> bool,
     ) -> Result<bool, ProposeError> {
         let metrics = self.raft().metrics().borrow().clone();
         if metrics.current_leader != Some(self.node_id()) {
@@ -93,7 +101,7 @@ impl Node {
             let matched = metrics.replication.as_ref().and_then(|r| r.get(&id)).copied().flatten();
             matched.is_some_and(|m| m.index + CAUGHT_UP_ENTRIES >= last)
         };
-        let Some(step) = next_step(&Present::of(&metrics), wanted, caught_up) else {
+        let Some(step) = next_step(&Present::of(&metrics), wanted, caught_up, is_alive) else {
             return Ok(false);
         };
         tracing::info!(?step, "the membership changes");
@@ -145,7 +153,7 @@ mod tests {
     fn a_node_is_a_learner_until_it_has_the_log_and_a_reader_for_good() {
         let want = wanted(&[(1, true), (2, true), (3, false)]);
         let none = |_| false;
-        let step = |p: &Present, c: &dyn Fn(u64) -> bool| next_step(p, &want, c);
+        let step = |p: &Present, c: &dyn Fn(u64) -> bool| next_step(p, &want, c, |_| true);
         assert_eq!(step(&present(&[1], &[]), &none), Some(Step::AddLearner(2)));
         assert_eq!(step(&present(&[1], &[2]), &none), Some(Step::AddLearner(3)));
         assert_eq!(step(&present(&[1], &[2, 3]), &none), None);
@@ -155,13 +163,23 @@ mod tests {
 
     #[test]
     fn what_is_not_wanted_goes_and_the_last_voter_stays() {
-        let step = |p: &Present, w: &[(u64, bool)]| next_step(p, &wanted(w), |_| true);
+        let step = |p: &Present, w: &[(u64, bool)]| next_step(p, &wanted(w), |_| true, |_| true);
         let gone = Step::RemoveVoter { node_id: 1, stays: false };
         assert_eq!(step(&present(&[1, 2], &[]), &[(2, true)]), Some(gone));
         let demoted = Step::RemoveVoter { node_id: 1, stays: true };
         assert_eq!(step(&present(&[1, 2], &[]), &[(1, false), (2, true)]), Some(demoted));
         assert_eq!(step(&present(&[1], &[3]), &[(1, true)]), Some(Step::RemoveLearner(3)));
         assert_eq!(step(&present(&[1], &[]), &[]), None);
+        let dead = |p: &Present, w: &[(u64, bool)], dead: u64| {
+            next_step(p, &wanted(w), |_| true, |id| id != dead)
+        };
+        // Of two voters one may not leave when the other is silent, nor one of three then.
+        assert_eq!(dead(&present(&[1, 2], &[]), &[(2, true)], 2), None);
+        assert_eq!(dead(&present(&[1, 2, 3], &[]), &[(2, true), (3, true)], 3), None);
+        let gone = Step::RemoveVoter { node_id: 1, stays: false };
+        assert_eq!(dead(&present(&[1, 2, 3], &[]), &[(2, true), (3, true)], 1), Some(gone));
+        // A silent learner is not made a voter.
+        assert_eq!(dead(&present(&[1], &[2]), &[(1, true), (2, true)], 2), None);
         let half = Present { is_joint: true, ..present(&[1, 2], &[]) };
         assert_eq!(step(&half, &[(1, true)]), Some(Step::Settle(BTreeSet::from([1, 2]))));
     }

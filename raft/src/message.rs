@@ -17,10 +17,11 @@ use openraft::raft::{
 use openraft::{BasicNode, OptionalSend};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinHandle;
 
 use crate::snapshot;
 use crate::transport::Transport;
-use crate::types::{Snapshot, SnapshotMeta, TypeConfig, Vote};
+use crate::types::{LogId, Snapshot, SnapshotMeta, TypeConfig, Vote};
 
 /// How often a piece is sent again before the snapshot is given up.
 const PIECE_FAILURES_MAX: u32 = 60;
@@ -44,6 +45,9 @@ pub(crate) struct SnapshotPiece {
     #[serde(with = "serde_bytes")]
     pub data: Vec<u8>,
     pub done: bool,
+    /// Of the whole snapshot.
+    #[serde(with = "serde_bytes")]
+    pub sha256: Vec<u8>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -53,6 +57,8 @@ pub(crate) enum Response {
     /// Where the receiver is, or the answer to the last piece.
     Piece(Result<PieceAnswer, Fatal<u64>>),
     Malformed(String),
+    /// The node cannot write at the moment: nothing was taken, and it comes again.
+    Busy(String),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -60,6 +66,8 @@ pub(crate) enum PieceAnswer {
     Continue {
         offset: u64,
     },
+    /// All of it is there and is being taken over: the last piece again asks how far that is.
+    Installing,
     /// The receiver could not write it.
     NotKept {
         why: String,
@@ -85,31 +93,39 @@ impl<T: Transport> RaftNetworkFactory<TypeConfig> for Network<T> {
     type Network = Client<T>;
 
     async fn new_client(&mut self, target: u64, node: &BasicNode) -> Client<T> {
-        Client {
-            transport: Arc::clone(&self.transport),
-            target,
-            address: node.addr.clone(),
-            folder: self.folder.clone(),
-        }
+        let transport = Arc::clone(&self.transport);
+        let line = Line { transport, target, address: node.addr.clone() };
+        Client { line: Arc::new(line), folder: self.folder.clone(), flight: None }
     }
 }
 
 /// One node's line to another.
-pub(crate) struct Client<T> {
+struct Line<T> {
     transport: Arc<T>,
     target: u64,
     address: String,
-    folder: PathBuf,
 }
 
-impl<T: Transport> Client<T> {
+impl<T: Transport> Line<T> {
     async fn call(&self, request: &Request) -> Result<Response, Unreachable> {
+        let bulk = matches!(request, Request::Piece(_));
         let answer = self
             .transport
-            .call(self.target, &self.address, encode(request))
+            .call(self.target, &self.address, encode(request), bulk)
             .await
             .map_err(|e| Unreachable::new(&e))?;
         decode(&answer).map_err(|e| Unreachable::new(&e))
+    }
+
+    async fn append(
+        &self,
+        rpc: AppendEntriesRequest<TypeConfig>,
+    ) -> Result<AppendEntriesResponse<u64>, CallError> {
+        match self.call(&Request::Append(rpc)).await? {
+            Response::Append(answer) => answer.map_err(|e| RemoteError::new(self.target, e).into()),
+            Response::Busy(why) => Err(Unreachable::new(&std::io::Error::other(why)).into()),
+            _ => Err(self.unexpected().into()),
+        }
     }
 
     fn unexpected(&self) -> NetworkError {
@@ -117,6 +133,84 @@ impl<T: Transport> Client<T> {
             "node {} answered something else than it was asked",
             self.target
         )))
+    }
+}
+
+/// Entries on their way to a node. Openraft gives each append up after a heartbeat's time; on a slow
+/// line a page takes longer, and must not begin again each time.
+struct Flight {
+    vote: Vote,
+    from: Option<LogId>,
+    upto: Option<LogId>,
+    task: JoinHandle<Result<AppendEntriesResponse<u64>, CallError>>,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What openraft speaks to one node through.
+pub(crate) struct Client<T> {
+    line: Arc<Line<T>>,
+    folder: PathBuf,
+    flight: Option<Flight>,
+}
+
+/// How long entries under way are waited for before the other node hears from its leader otherwise.
+const FLIGHT_WAIT: Duration = Duration::from_millis(100);
+
+impl<T: Transport> Client<T> {
+    async fn call(&self, request: &Request) -> Result<Response, Unreachable> {
+        self.line.call(request).await
+    }
+
+    fn unexpected(&self) -> NetworkError {
+        self.line.unexpected()
+    }
+
+    /// Sends entries, or waits on for those that are under way from the same place: the other node
+    /// hears a heartbeat meanwhile, and what had arrived is said when it has.
+    async fn append_in_flight(
+        &mut self,
+        rpc: AppendEntriesRequest<TypeConfig>,
+    ) -> Result<AppendEntriesResponse<u64>, CallError> {
+        let (vote, from) = (rpc.vote, rpc.prev_log_id);
+        let upto = rpc.entries.last().map(|e| e.log_id);
+        let heartbeat = AppendEntriesRequest {
+            vote,
+            prev_log_id: from,
+            entries: Vec::new(),
+            leader_commit: rpc.leader_commit,
+        };
+        if !self.flight.as_ref().is_some_and(|f| f.vote == vote && f.from == from) {
+            let line = Arc::clone(&self.line);
+            let task = tokio::spawn(async move { line.append(rpc).await });
+            self.flight = Some(Flight { vote, from, upto, task });
+        }
+        let Some(flight) = &mut self.flight else { return Err(self.line.unexpected().into()) };
+        let sent_upto = flight.upto;
+        match tokio::time::timeout(FLIGHT_WAIT, &mut flight.task).await {
+            Ok(answer) => {
+                self.flight = None;
+                let answer = answer.map_err(|e| NetworkError::new(&e))??;
+                Ok(match answer {
+                    // Openraft asks now for more than was sent then.
+                    AppendEntriesResponse::Success if sent_upto != upto => {
+                        AppendEntriesResponse::PartialSuccess(sent_upto)
+                    }
+                    other => other,
+                })
+            }
+            Err(_) => match self.line.append(heartbeat).await? {
+                AppendEntriesResponse::Success => Ok(AppendEntriesResponse::PartialSuccess(from)),
+                other => {
+                    self.flight = None;
+                    Ok(other)
+                }
+            },
+        }
     }
 
     fn piece(&self, file: &mut std::fs::File, offset: u64) -> std::io::Result<(Vec<u8>, bool)> {
@@ -132,12 +226,13 @@ impl<T: Transport> Client<T> {
         &self,
         vote: Vote,
         meta: SnapshotMeta,
-        file: &mut std::fs::File,
+        (file, sha256): (&mut std::fs::File, Vec<u8>),
     ) -> Result<SnapshotResponse<u64>, StreamingError<TypeConfig, Fatal<u64>>> {
         let (mut offset, mut failures) = (0, 0);
         loop {
             let (data, done) = self.piece(file, offset).map_err(|e| NetworkError::new(&e))?;
-            let piece = SnapshotPiece { vote, meta: meta.clone(), offset, data, done };
+            let (meta, sha256) = (meta.clone(), sha256.clone());
+            let piece = SnapshotPiece { vote, meta, offset, data, done, sha256 };
             let answer = match self.call(&Request::Piece(piece)).await {
                 Ok(answer) => answer,
                 // A line that breaks is no reason to begin again: the other side says how far it is.
@@ -157,10 +252,19 @@ impl<T: Transport> Client<T> {
                     offset = next;
                 }
                 Response::Piece(Ok(PieceAnswer::Installed(answer))) => return Ok(answer),
+                Response::Piece(Ok(PieceAnswer::Installing)) => {
+                    tokio::time::sleep(PIECE_AGAIN).await;
+                }
+                Response::Busy(_) | Response::Piece(Ok(PieceAnswer::NotKept { .. }))
+                    if failures < PIECE_FAILURES_MAX =>
+                {
+                    failures += 1;
+                    tokio::time::sleep(PIECE_AGAIN).await;
+                }
                 Response::Piece(Ok(PieceAnswer::NotKept { why })) => {
                     return Err(NetworkError::new(&std::io::Error::other(why)).into());
                 }
-                Response::Piece(Err(e)) => return Err(RemoteError::new(self.target, e).into()),
+                Response::Piece(Err(e)) => return Err(RemoteError::new(self.line.target, e).into()),
                 _ => return Err(self.unexpected().into()),
             }
         }
@@ -175,9 +279,9 @@ impl<T: Transport> RaftNetwork<TypeConfig> for Client<T> {
         rpc: AppendEntriesRequest<TypeConfig>,
         _option: RPCOption,
     ) -> Result<AppendEntriesResponse<u64>, CallError> {
-        match self.call(&Request::Append(rpc)).await? {
-            Response::Append(answer) => answer.map_err(|e| RemoteError::new(self.target, e).into()),
-            _ => Err(self.unexpected().into()),
+        match rpc.entries.is_empty() {
+            true => self.line.append(rpc).await,
+            false => self.append_in_flight(rpc).await,
         }
     }
 
@@ -187,7 +291,9 @@ impl<T: Transport> RaftNetwork<TypeConfig> for Client<T> {
         _option: RPCOption,
     ) -> Result<VoteResponse<u64>, CallError> {
         match self.call(&Request::Vote(rpc)).await? {
-            Response::Vote(answer) => answer.map_err(|e| RemoteError::new(self.target, e).into()),
+            Response::Vote(answer) => {
+                answer.map_err(|e| RemoteError::new(self.line.target, e).into())
+            }
             _ => Err(self.unexpected().into()),
         }
     }
@@ -199,21 +305,23 @@ impl<T: Transport> RaftNetwork<TypeConfig> for Client<T> {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _option: RPCOption,
     ) -> Result<SnapshotResponse<u64>, StreamingError<TypeConfig, Fatal<u64>>> {
-        let path = snapshot::sending(&self.folder, self.target);
+        let path = snapshot::sending(&self.folder, self.line.target);
         let _ = std::fs::remove_file(&path);
         // Copying takes a while, and must not hold a heartbeat up.
         let (view, to) = (snapshot.snapshot, path.clone());
-        let copied = tokio::task::spawn_blocking(move || (*view).into_file(&to)).await;
-        let copied = copied.unwrap_or_else(|e| Err(std::io::Error::other(e)));
-        copied
-            .inspect_err(|_| drop(std::fs::remove_file(&path)))
-            .map_err(|e| NetworkError::new(&e))?;
+        let copied = tokio::task::spawn_blocking(move || {
+            (*view).into_file(&to)?;
+            snapshot::digest(&to)
+        });
+        let copied = copied.await.unwrap_or_else(|e| Err(std::io::Error::other(e)));
+        let copied = copied.inspect_err(|_| drop(std::fs::remove_file(&path)));
+        let sha256 = copied.map_err(|e| NetworkError::new(&e))?;
         let mut file = std::fs::File::open(&path).map_err(|e| NetworkError::new(&e))?;
         // The open file stays readable; the name need not survive a crash.
         let _ = std::fs::remove_file(&path);
         tokio::select! {
             closed = cancel => Err(closed.into()),
-            answer = self.send_pieces(vote, snapshot.meta, &mut file) => answer,
+            answer = self.send_pieces(vote, snapshot.meta, (&mut file, sha256)) => answer,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use openraft::error::{CheckIsLeaderError, ClientWriteError, Fatal, InitializeError, RaftError};
+use openraft::raft::SnapshotResponse;
 use openraft::{BasicNode, Config, SnapshotPolicy};
 use tokio::sync::Mutex;
 
@@ -14,7 +15,7 @@ use crate::log_store::LogStore;
 use crate::message::{Network, PieceAnswer, Request, Response, SnapshotPiece, decode, encode};
 use crate::snapshot::{self, SnapshotFile};
 use crate::stall::Stall;
-use crate::state_machine::{Adapter, StateMachine};
+use crate::state_machine::{Adapter, Applied, StateMachine};
 use crate::transport::Transport;
 use crate::types::{Command, Snapshot, TypeConfig};
 
@@ -74,6 +75,8 @@ pub struct NodeStatus {
     pub leader: Option<u64>,
     pub last_applied: Option<u64>,
     pub last_log: Option<u64>,
+    /// The term of the vote that is on disk.
+    pub saved_term: u64,
     /// The last entry that is no longer in the log.
     pub purged: Option<u64>,
     pub voters: Vec<u64>,
@@ -83,12 +86,18 @@ pub struct NodeStatus {
     pub quorum_heard: Option<Duration>,
 }
 
+/// A snapshot that is whole and is being taken over.
+struct Incoming {
+    sha256: Vec<u8>,
+    task: tokio::task::JoinHandle<Result<SnapshotResponse<u64>, Fatal<u64>>>,
+}
+
 /// A running node with a runtime of its own, so that busy callers do not delay heartbeats.
 pub struct Node {
     raft: Raft,
     node_id: u64,
     runtime: Option<tokio::runtime::Runtime>,
-    incoming: Mutex<()>,
+    incoming: Mutex<Option<Incoming>>,
     folder: PathBuf,
     stall: Stall,
     /// It leads and lets another one lead instead.
@@ -106,6 +115,8 @@ impl Node {
         folder: PathBuf,
         limits: Limits,
     ) -> Result<Self, StartError> {
+        let mut machine = machine;
+        finish_install(&folder, &log, &mut machine)?;
         snapshot::clean_up(&folder)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(3)
@@ -140,7 +151,7 @@ impl Node {
             .map_err(|_| StartError::Raft("the starting thread panicked".to_owned()))?
             .map_err(|e| StartError::Raft(e.to_string()))?;
         runtime.spawn(keep_short(raft.clone(), kept, limits));
-        let incoming = Mutex::new(());
+        let incoming = Mutex::new(None);
         let is_resigning = AtomicBool::new(false);
         Ok(Self { raft, node_id, runtime: Some(runtime), incoming, folder, stall, is_resigning })
     }
@@ -277,6 +288,7 @@ impl Node {
             leader: metrics.current_leader,
             last_applied: metrics.last_applied.map(|l| l.index),
             last_log: metrics.last_log_index,
+            saved_term: metrics.vote.leader_id.term,
             purged: metrics.purged.map(|l| l.index),
             voters: metrics.membership_config.membership().voter_ids().collect(),
             learners: metrics.membership_config.membership().learner_ids().collect(),
@@ -305,6 +317,10 @@ impl Node {
 
     /// Answers a message that a [`Transport`] brought from another node.
     pub async fn handle(&self, request: &[u8]) -> Vec<u8> {
+        // What openraft cannot write it queues without end; whoever sent it sends it again.
+        if self.stall.is_stalled() {
+            return encode(&Response::Busy("the node's disk is full".to_owned()));
+        }
         let answer = match decode(request) {
             Ok(Request::Append(rpc)) => Response::Append(self.raft.append_entries(rpc).await),
             Ok(Request::Vote(rpc)) => Response::Vote(self.raft.vote(rpc).await),
@@ -314,31 +330,51 @@ impl Node {
         encode(&answer)
     }
 
-    /// Adds a piece to the arriving snapshot; a piece that does not fit says where to go on.
+    /// Adds a piece to the arriving snapshot; a piece that does not fit says where to go on. The last
+    /// one sets off that it is taken over, and the same again asks how far that is.
     async fn take_piece(&self, piece: SnapshotPiece) -> Result<PieceAnswer, Fatal<u64>> {
-        let _one_at_a_time = self.incoming.lock().await;
-        let path = snapshot::arriving(&self.folder, &piece.meta.snapshot_id);
+        let mut incoming = self.incoming.lock().await;
+        if let Some(under_way) = incoming.as_mut() {
+            if !under_way.task.is_finished() {
+                return Ok(match under_way.sha256 == piece.sha256 {
+                    true => PieceAnswer::Installing,
+                    false => PieceAnswer::NotKept { why: "another one is taken over".to_owned() },
+                });
+            }
+            let is_same = under_way.sha256 == piece.sha256;
+            if let Some(done) = incoming.take()
+                && is_same
+                && let Ok(answer) = done.task.await
+            {
+                return answer.map(PieceAnswer::Installed);
+            }
+        }
+        let path = snapshot::arriving(&self.folder, &piece.sha256);
         let folder = self.folder.clone();
         let kept = tokio::task::spawn_blocking(move || {
-            let offset = snapshot::write_piece(&folder, &path, &piece);
-            (offset, piece, path)
+            let kept = snapshot::write_piece(&folder, &path, &piece).and_then(|offset| {
+                let is_whole = piece.done && offset == piece.offset + piece.data.len() as u64;
+                let file = is_whole.then(|| snapshot::accept(&folder, &path, &piece.sha256));
+                Ok((offset, file.transpose()?))
+            });
+            (kept, piece)
         });
-        let Ok((offset, piece, path)) = kept.await else {
+        let Ok((kept, piece)) = kept.await else {
             return Ok(PieceAnswer::NotKept { why: "its thread ended badly".to_owned() });
         };
-        let offset = match offset {
-            Ok(offset) => offset,
-            Err(e) => {
-                tracing::error!(error = %e, path = %path.display(), "a snapshot piece was not kept");
-                return Ok(PieceAnswer::NotKept { why: e.to_string() });
+        match kept {
+            Ok((offset, None)) => Ok(PieceAnswer::Continue { offset }),
+            Ok((_, Some(file))) => {
+                let sha256 = piece.sha256.clone();
+                let task = tokio::spawn(install(self.raft.clone(), piece, file));
+                *incoming = Some(Incoming { sha256, task });
+                Ok(PieceAnswer::Installing)
             }
-        };
-        if !piece.done || offset != piece.offset + piece.data.len() as u64 {
-            return Ok(PieceAnswer::Continue { offset });
+            Err(e) => {
+                tracing::error!(error = %e, "a snapshot piece was not kept");
+                Ok(PieceAnswer::NotKept { why: e.to_string() })
+            }
         }
-        let snapshot = Snapshot { meta: piece.meta, snapshot: Box::new(SnapshotFile::File(path)) };
-        let answer = self.raft.install_full_snapshot(piece.vote, snapshot).await?;
-        Ok(PieceAnswer::Installed(answer))
     }
 
     /// Stops the node; proposals under way may or may not have happened.
@@ -358,6 +394,44 @@ impl Drop for Node {
             runtime.shutdown_background();
         }
     }
+}
+
+/// Gives a whole snapshot to Raft; what it does not need any more goes.
+async fn install(
+    raft: Raft,
+    piece: SnapshotPiece,
+    file: PathBuf,
+) -> Result<SnapshotResponse<u64>, Fatal<u64>> {
+    let snapshot =
+        Snapshot { meta: piece.meta, snapshot: Box::new(SnapshotFile::File(file.clone())) };
+    let answer = raft.install_full_snapshot(piece.vote, snapshot).await;
+    if answer.is_ok() {
+        // Older than what is applied here, it was not taken over.
+        let _ = std::fs::remove_file(file);
+    }
+    answer
+}
+
+/// Finishes the taking over of a snapshot that a crash broke off: the log may be cut up to it, so that
+/// nothing else leads there.
+fn finish_install<M: StateMachine>(
+    folder: &std::path::Path,
+    log: &LogStore,
+    machine: &mut M,
+) -> Result<(), StartError> {
+    let file = snapshot::installing(folder);
+    if !file.exists() {
+        return Ok(());
+    }
+    let failed = |e: String| StartError::Raft(format!("a snapshot cannot be taken over: {e}"));
+    let applied = Applied::of(machine).map_err(|e| failed(e.to_string()))?;
+    let purged = log.purged().map_err(|e| failed(e.to_string()))?;
+    if purged > applied.last.map(|id| id.index) {
+        tracing::info!(?purged, "a snapshot that a crash broke off is taken over");
+        machine.install(&file).map_err(|e| failed(e.to_string()))?;
+    }
+    let _ = std::fs::remove_file(file);
+    Ok(())
 }
 
 /// Cuts the log to its limits, and sees to it that it can be cut. Openraft keeps what the state

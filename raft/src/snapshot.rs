@@ -48,9 +48,10 @@ const ARRIVING: &str = "snapshot.arriving.";
 const SENDING: &str = "snapshot.sending.";
 const INSTALLING: &str = "snapshot.installing";
 
-/// Where a snapshot is put together.
-pub(crate) fn arriving(folder: &Path, id: &str) -> PathBuf {
-    folder.join(format!("{ARRIVING}{id}"))
+/// Where a snapshot is put together: one file for each content, so that pieces of two never mix.
+pub(crate) fn arriving(folder: &Path, sha256: &[u8]) -> PathBuf {
+    let hex: String = sha256.iter().map(|b| format!("{b:02x}")).collect();
+    folder.join(format!("{ARRIVING}{hex}"))
 }
 
 /// Where a snapshot for another node stands while it is sent.
@@ -73,13 +74,40 @@ fn each(folder: &Path, mut f: impl FnMut(&str, &Path)) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes what a crash left; one that was arriving goes on where it was.
+/// Removes what a crash left; one that was arriving goes on where it was, and one that was being
+/// installed is still needed.
 pub(crate) fn clean_up(folder: &Path) -> io::Result<()> {
     each(folder, |name, path| {
-        if name.starts_with(SENDING) || name.starts_with(INSTALLING) {
+        if name.starts_with(SENDING) {
             let _ = fs::remove_file(path);
         }
     })
+}
+
+/// SHA-256 of a whole file.
+pub(crate) fn digest(path: &Path) -> io::Result<Vec<u8>> {
+    use sha2::Digest as _;
+    let (mut hasher, mut file) = (sha2::Sha256::new(), fs::File::open(path)?);
+    let mut buffer = vec![0u8; 256 * 1024];
+    loop {
+        match io::Read::read(&mut file, &mut buffer)? {
+            0 => return Ok(hasher.finalize().to_vec()),
+            n => hasher.update(&buffer[..n]),
+        }
+    }
+}
+
+/// Gives a whole snapshot the name under which a crash does not lose it: from here on the log may be
+/// cut up to it. Refused when it is not what was sent.
+pub(crate) fn accept(folder: &Path, arrived: &Path, sha256: &[u8]) -> io::Result<PathBuf> {
+    if digest(arrived)? != sha256 {
+        fs::remove_file(arrived)?;
+        return Err(io::Error::other("the snapshot is not what was sent; it comes again"));
+    }
+    let to = installing(folder);
+    fs::rename(arrived, &to)?;
+    fs::File::open(folder)?.sync_all()?;
+    Ok(to)
 }
 
 /// Writes the piece if it goes on where the file ends; the length of the file afterwards. One
@@ -98,6 +126,7 @@ pub(crate) fn write_piece(folder: &Path, path: &Path, piece: &SnapshotPiece) -> 
         options.create(true).truncate(false).write(true).mode(0o600);
         let mut file = options.open(path)?;
         let len = file.seek(SeekFrom::End(0))?;
+        // What is longer than the piece's place has it already.
         if len != piece.offset {
             return Ok(len);
         }

@@ -14,16 +14,23 @@ pub struct TransportError {
 
 pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Vec<u8>, TransportError>> + Send + 'a>>;
 
-/// Carries one request to a node, whose [`crate::Node::handle`] answers it.
+/// Carries one request to a node, whose [`crate::Node::handle`] answers it. One that is bulk must not
+/// hold others up.
 pub trait Transport: Send + Sync + 'static {
-    fn call<'a>(&'a self, target: u64, address: &'a str, request: Vec<u8>) -> Answer<'a>;
+    fn call<'a>(
+        &'a self,
+        target: u64,
+        address: &'a str,
+        request: Vec<u8>,
+        bulk: bool,
+    ) -> Answer<'a>;
 }
 
 /// The transport of a cluster of one: there is nobody to call.
 pub struct Alone;
 
 impl Transport for Alone {
-    fn call<'a>(&'a self, target: u64, address: &'a str, _request: Vec<u8>) -> Answer<'a> {
+    fn call<'a>(&'a self, target: u64, address: &'a str, _: Vec<u8>, _: bool) -> Answer<'a> {
         let why = "this hub is a cluster of one".to_owned();
         Box::pin(async move { Err(TransportError { target, address: address.to_owned(), why }) })
     }

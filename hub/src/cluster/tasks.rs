@@ -163,7 +163,7 @@ async fn keep_members(parts: &Parts) {
             .collect();
         // Before anything is agreed there is nothing to keep to.
         let has_changed = !wanted.is_empty()
-            && match parts.node.approach_members(&wanted).await {
+            && match parts.node.approach_members(&wanted, |id| parts.cluster.is_alive(id)).await {
                 Ok(has_changed) => has_changed,
                 Err(e) => {
                     tracing::error!(error = %chain(&e), "the membership cannot be changed");
@@ -238,7 +238,7 @@ async fn mark_log(parts: &Arc<Parts>) {
     let mut marked = (0, 0);
     loop {
         let status = parts.node.status();
-        let now = (status.last_applied.unwrap_or(0), status.term);
+        let now = (status.last_applied.unwrap_or(0), status.saved_term);
         if now != marked {
             let marking = Arc::clone(parts);
             let noted =

@@ -100,7 +100,14 @@ type Nodes = Arc<StdMutex<HashMap<u64, Weak<Node>>>>;
 struct InProcess(Nodes);
 
 impl Transport for InProcess {
-    fn call<'a>(&'a self, target: u64, address: &'a str, request: Vec<u8>) -> Answer<'a> {
+    fn call<'a>(
+        &'a self,
+        target: u64,
+        address: &'a str,
+        request: Vec<u8>,
+        bulk: bool,
+    ) -> Answer<'a> {
+        let _ = bulk;
         let node = self.0.lock().unwrap().get(&target).and_then(Weak::upgrade);
         Box::pin(async move {
             match node {
@@ -184,7 +191,14 @@ struct Breaking {
 }
 
 impl Transport for Breaking {
-    fn call<'a>(&'a self, target: u64, address: &'a str, request: Vec<u8>) -> Answer<'a> {
+    fn call<'a>(
+        &'a self,
+        target: u64,
+        address: &'a str,
+        request: Vec<u8>,
+        bulk: bool,
+    ) -> Answer<'a> {
+        let _ = bulk;
         if let Ok(Request::Piece(piece)) = decode(&request) {
             let mut pieces = self.pieces.lock().unwrap();
             (pieces.0, pieces.1) = (pieces.0 + 1, pieces.1 + piece.data.len() as u64);
@@ -194,7 +208,7 @@ impl Transport for Breaking {
                 return Box::pin(async move { Err(TransportError { target, address, why }) });
             }
         }
-        self.inner.call(target, address, request)
+        self.inner.call(target, address, request, bulk)
     }
 }
 
@@ -229,7 +243,9 @@ async fn a_snapshot_goes_on_where_a_broken_line_ended() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let (second, late, _kept_too) = start(2);
-    assert!(first.approach_members(&BTreeMap::from([(1, true), (2, true)])).await.unwrap());
+    assert!(
+        first.approach_members(&BTreeMap::from([(1, true), (2, true)]), |_| true).await.unwrap()
+    );
     let rows = |m: &Shared| m.0.lock().unwrap().rows.clone();
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while rows(&map) != rows(&late) {
@@ -242,6 +258,95 @@ async fn a_snapshot_goes_on_where_a_broken_line_ended() {
     let whole = VALUES * 1024 * 1024;
     assert!(bytes < whole * 17 / 10, "{bytes} bytes went for {whole}");
     drop(second);
+}
+
+/// Carries so many bytes a second to each node, one request after the other.
+struct Slow {
+    inner: InProcess,
+    line: tokio::sync::Mutex<()>,
+}
+
+impl Transport for Slow {
+    fn call<'a>(
+        &'a self,
+        target: u64,
+        address: &'a str,
+        request: Vec<u8>,
+        bulk: bool,
+    ) -> Answer<'a> {
+        Box::pin(async move {
+            if request.len() > 4096 {
+                let _turn = self.line.lock().await;
+                // 500 kB/s.
+                tokio::time::sleep(Duration::from_micros(2 * request.len() as u64)).await;
+            }
+            self.inner.call(target, address, request, bulk).await
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_reach_a_node_behind_a_slow_line_and_nobody_asks_to_lead() {
+    let nodes = Nodes::default();
+    let start = |id: u64| {
+        let dir = tempfile::tempdir().unwrap();
+        let log = LogStore::create(&dir.path().join("raft.db"), id).unwrap();
+        let map = Shared::default();
+        let transport = Slow { inner: InProcess(nodes.clone()), line: tokio::sync::Mutex::new(()) };
+        let node = Node::start(log, map.clone(), transport, dir.path().into(), FEW).unwrap();
+        let node = Arc::new(node);
+        nodes.lock().unwrap().insert(id, Arc::downgrade(&node));
+        (node, map, dir)
+    };
+    let (first, map, _a) = start(1);
+    let (_second, late, _b) = start(2);
+    let members = (1..=2).map(|id| (id, format!("node-{id}"))).collect();
+    first.initialize_members(members).await.unwrap();
+    assert!(first.wait_for_leader(Duration::from_secs(10)).await);
+    let leader = first.status().leader.unwrap();
+    let leader = nodes.lock().unwrap()[&leader].upgrade().unwrap();
+    let term = leader.status().term;
+    // Each takes many times longer than a heartbeat, and longer than an election.
+    for n in 0..3 {
+        let value = format!("k{n}={}", "v".repeat(1024 * 1024));
+        let proposed = leader.propose(value.into_bytes());
+        tokio::time::timeout(Duration::from_secs(30), proposed).await.unwrap().unwrap();
+    }
+    let rows = |m: &Shared| m.0.lock().unwrap().rows.clone();
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while rows(&map) != rows(&late) || rows(&map).len() < 3 {
+        assert!(std::time::Instant::now() < deadline, "the nodes did not become equal");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(leader.status().term, term, "the other node heard its leader all the time");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_whose_taking_over_a_crash_broke_off_is_taken_over_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = LogStore::create(&dir.path().join("raft.db"), 1).unwrap();
+    let whole = Shared::default();
+    {
+        let path = dir.path().to_owned();
+        let mut node = Node::start(log, whole.clone(), Alone, path, FEW).unwrap();
+        node.initialize("here").await.unwrap();
+        assert!(node.wait_for_leader(Duration::from_secs(10)).await);
+        for n in 0..20 {
+            node.propose(format!("k{n}=v").into_bytes()).await.unwrap();
+        }
+        node.shutdown().await;
+    }
+    // The log is cut up to the snapshot, and the state machine has nothing of it.
+    let log = LogStore::open(&dir.path().join("raft.db")).unwrap();
+    let applied = Applied::of(&whole).unwrap().last.unwrap();
+    log.begin_anew(applied, openraft::Vote::new(applied.leader_id.term, 1)).unwrap();
+    whole.view().unwrap().copy_to(&snapshot::installing(dir.path())).unwrap();
+    let empty = Shared::default();
+    let node = Node::start(log, empty.clone(), Alone, dir.path().into(), FEW).unwrap();
+    assert!(node.wait_for_leader(Duration::from_secs(10)).await);
+    node.propose(b"more=v".to_vec()).await.unwrap();
+    assert_eq!(empty.0.lock().unwrap().rows.len(), 21);
+    assert!(!snapshot::installing(dir.path()).exists());
 }
 
 #[test]
