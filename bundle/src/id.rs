@@ -104,6 +104,12 @@ macro_rules! random_id {
         pub struct $name([u8; 16]);
 
         impl $name {
+            /// The time that it was made at, by the clock of whoever made it.
+            pub fn made_at(&self) -> Timestamp {
+                let bytes = self.0.iter().take(6).fold(0i64, |ms, b| ms << 8 | i64::from(*b));
+                Timestamp::from_unix_ms(bytes)
+            }
+
             /// An id that sorts by time: 48 bits of milliseconds, then 80 random bits.
             pub fn new(now: Timestamp, random: [u8; 10]) -> Self {
                 let mut bytes = [0; 16];

@@ -46,6 +46,7 @@ const CALL_WAIT: Duration = Duration::from_secs(10);
 const RAFT_WAIT: Duration = Duration::from_secs(60);
 /// Answers between nodes are small, or streams.
 const ANSWER_MAX_BYTES: usize = 64 << 20;
+const VOUCH_WAIT: Duration = Duration::from_secs(2);
 /// State older than this lets no spoke in.
 pub const FRESH: Duration = Duration::from_secs(10);
 /// How long a leader without a majority goes on taking proposals.
@@ -100,6 +101,8 @@ pub struct Cluster {
     wire: Arc<dyn Wire>,
     pub epoch: Arc<OnceLock<HubEpoch>>,
     contacts: Mutex<BTreeMap<u64, Contact>>,
+    /// Keys of nodes that others have vouched for, until the manifest knows them.
+    vouched: Mutex<BTreeMap<u64, String>>,
     /// The monotonic time of asking for the read index that this node has reached.
     fresh_at: RwLock<Option<Instant>>,
     /// Since when no leader is known.
@@ -132,6 +135,7 @@ impl Cluster {
             wire,
             epoch: Arc::default(),
             contacts: Mutex::default(),
+            vouched: Mutex::default(),
             fresh_at: RwLock::default(),
             leaderless_since: RwLock::new(Some(Instant::now())),
             outside: watch::Sender::new(None),
@@ -334,6 +338,27 @@ impl Cluster {
     pub fn is_alive(&self, node_id: u64) -> bool {
         node_id == self.node_id
             || self.contact(node_id).heard_at.is_some_and(|at| at.elapsed() < ALIVE)
+    }
+
+    /// Whether a node that is known here says that another one is a node of this hub, with this key.
+    pub async fn is_vouched_for(&self, node_id: u64, key: Option<String>) -> bool {
+        let fits = |known: &String| key.as_ref().is_none_or(|key| key == known);
+        let vouched = || self.vouched.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = vouched().get(&node_id) {
+            return fits(known);
+        }
+        let Ok(asked) = serde_json::to_vec(&node_id) else { return false };
+        for other in self.others() {
+            let answer = self.ask(other, Lane::Work, door::MEMBER, asked.clone(), VOUCH_WAIT).await;
+            let Ok(bytes) = answer else { continue };
+            let Ok(member) = serde_json::from_slice::<door::Member>(&bytes) else { continue };
+            if member.is_removed || !fits(&member.public_key) {
+                return false;
+            }
+            vouched().insert(node_id, member.public_key);
+            return true;
+        }
+        false
     }
 
     /// How old the state of this node is at the most; none before it ever was up to date.

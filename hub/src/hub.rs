@@ -337,7 +337,12 @@ async fn prepare(parts: &Parts, entropy: [u8; 10]) -> Result<(), Error> {
     // A node whose leader went away in between waits for the next one.
     loop {
         match import::drop_claims(parts).await {
-            Err(Error::Refused(refusal)) if refusal.kind == ErrorKind::Unavailable => {
+            Err(Error::Refused(refusal))
+                if matches!(
+                    refusal.kind,
+                    ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Full
+                ) =>
+            {
                 tracing::warn!(code = refusal.code, "not ready yet");
                 tokio::time::sleep(PREPARE_AGAIN).await;
             }

@@ -111,8 +111,12 @@ impl StateMachine for Manifest {
         if registers {
             fault::after(fault::Step::Applied);
         }
+        // Committed: nothing from here on may make the caller apply it again.
         if changes_nodes {
-            self.nodes.send_replace(Arc::new(query::nodes(&self.connection)?));
+            match query::nodes(&self.connection) {
+                Ok(nodes) => drop(self.nodes.send_replace(Arc::new(nodes))),
+                Err(e) => tracing::error!(error = %e, "the nodes cannot be read"),
+            }
         }
         self.position.send_replace(position);
         Ok(replies)
@@ -120,17 +124,16 @@ impl StateMachine for Manifest {
 
     fn checkpoint(&mut self) -> Result<(), Error> {
         let wrap = || Error::sql("manifest.db cannot be checkpointed");
-        let (busy, _, _): (i64, i64, i64) = self
-            .connection
-            .query_row("PRAGMA wal_checkpoint(FULL)", [], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?)))
+        // It waits for no reader, who may take long: what stays in the WAL is made durable there.
+        self.connection
+            .query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
             .map_err(wrap())?;
-        // A reader held part of the WAL back: then the WAL itself is what has to be on disk.
-        let mut files = vec![self.path.clone()];
-        if busy != 0 {
-            files.push(self.path.with_extension("db-wal"));
-        }
-        for path in files {
-            let file = std::fs::File::open(&path).map_err(Error::io("cannot open", &path))?;
+        for path in [self.path.with_extension("db-wal"), self.path.clone()] {
+            let file = match std::fs::File::open(&path) {
+                Ok(file) => file,
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(Error::io("cannot open", &path)(e)),
+            };
             platform::sync(&file).map_err(Error::io("cannot sync", &path))?;
         }
         Ok(())

@@ -131,6 +131,12 @@ impl Proposer {
 
     /// The reply to a command of another node, which is passed on once at the most.
     pub async fn answer(&self, command: Vec<u8>, is_passed_on: bool) -> Result<Vec<u8>, Refusal> {
+        // What `apply` could not read would stop every node, at each of its starts.
+        let envelope: Envelope = command::decode(&command).map_err(|e| {
+            let detail = format!("a command that this node does not understand: {e}");
+            Refusal::new(ErrorKind::Invalid, "command_malformed", detail)
+        })?;
+        self.way.require_level(envelope.command.version())?;
         require_room(&self.way.data, command.len())?;
         match self.way.once(command, is_passed_on).await {
             Ok(reply) => Ok(reply),
@@ -143,19 +149,21 @@ impl Proposer {
 
 /// Whether the databases have room for another proposal.
 pub fn has_room(data: &Path) -> bool {
-    require_room(data, 0).is_ok()
+    platform::read_only_mount(data).is_none() && lack(data, 0).is_none()
+}
+
+/// Free bytes, and those that a proposal needs, when it needs more.
+fn lack(data: &Path, bytes: usize) -> Option<(u64, u64)> {
+    // What cannot be looked at is no reason to refuse: the write itself will say.
+    let (free, total) = (platform::free_bytes(data).ok()?, platform::total_bytes(data).ok()?);
+    let needed = LOG_ROOM_BYTES.min(total / 20).saturating_add(4 * bytes as u64);
+    (free < needed).then_some((free, needed))
 }
 
 /// Refuses while the databases have no room to write the proposal down.
 fn require_room(data: &Path, bytes: usize) -> Result<(), Refusal> {
     require_writable(data)?;
-    let sizes = platform::free_bytes(data).and_then(|f| Ok((f, platform::total_bytes(data)?)));
-    // What cannot be looked at is no reason to refuse: the write itself will say.
-    let Ok((free, total)) = sizes else { return Ok(()) };
-    let needed = LOG_ROOM_BYTES.min(total / 20).saturating_add(4 * bytes as u64);
-    if free >= needed {
-        return Ok(());
-    }
+    let Some((free, needed)) = lack(data, bytes) else { return Ok(()) };
     tracing::error!(folder = %data.display(), free, needed, "no room for the databases");
     Err(Refusal::new(
         ErrorKind::Full,
@@ -179,7 +187,8 @@ pub fn require_writable(data: &Path) -> Result<(), Refusal> {
     Err(crate::error::read_only())
 }
 
-fn unknown() -> Refusal {
+/// Whether it happened is not known (D4).
+pub fn unknown() -> Refusal {
     Refusal::new(
         ErrorKind::Unknown,
         "proposal_unknown",
@@ -325,6 +334,8 @@ impl Way {
         let left = LEADER_WAIT.saturating_sub(self.cluster.leaderless_for());
         let deadline = Instant::now() + left;
         let is_repeatable = envelope.command.is_repeatable();
+        // What may have happened once is not said to have not.
+        let mut may_have = false;
         loop {
             match self.once(bytes.clone(), false).await {
                 Ok(reply) => return command::decode(&reply).map_err(|e: Error| e.to_refusal()),
@@ -333,9 +344,11 @@ impl Way {
                     return Err(unknown());
                 }
                 Err(Fault::NotDone) if Instant::now() >= deadline => {
-                    return Err(self.cluster.disagreement().unwrap_or_else(no_leader));
+                    let refused = || self.cluster.disagreement().unwrap_or_else(no_leader);
+                    return Err(if may_have { unknown() } else { refused() });
                 }
-                Err(Fault::NotDone | Fault::Unknown) => {
+                Err(fault) => {
+                    may_have |= matches!(fault, Fault::Unknown);
                     self.node.wait_for_leader(deadline - Instant::now()).await;
                     tokio::time::sleep(TRY_AGAIN).await;
                 }
@@ -366,8 +379,10 @@ impl Way {
             proposed = proposed => match proposed {
                 Ok(Ok(reply)) => return Ok(reply),
                 Ok(Err(ProposeError::NotLeader { leader, .. })) => leader,
+                // It may be in the log all the same.
                 Ok(Err(ProposeError::Stopped(why))) => {
-                    return Err(Fault::Refused(raft_stopped(&why)));
+                    let stopped = raft_stopped(&why);
+                    return Err(Fault::Refused(Refusal { kind: ErrorKind::Unknown, ..stopped }));
                 }
                 Err(_) => return Err(Fault::Unknown),
             },

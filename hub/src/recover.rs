@@ -61,13 +61,18 @@ pub fn recover(data: &Path, entropy: [u8; 10], now: Timestamp) -> Result<Plan, E
     let log = LogStore::open(&folder.raft_db())?;
     let mut manifest = Manifest::open(&folder.manifest_db())?;
     let plan = plan_of(&identity, &manifest)?;
-    if manifest.readers().read(query::hub)?.is_none() {
+    let Some((_, before)) = manifest.readers().read(query::hub)? else {
         return Err(Error::Unusable(format!(
             "{} knows nothing of its hub yet; recover from another node",
             data.display()
         )));
+    };
+    // Later than the one before, whatever this machine's clock says: that is how nodes of before
+    // know that they are.
+    let mut hub_epoch = HubEpoch::new(now, entropy);
+    if hub_epoch.to_string() <= before.to_string() {
+        hub_epoch = HubEpoch::new(before.made_at().plus_ms(1), entropy);
     }
-    let hub_epoch = HubEpoch::new(now, entropy);
     let command = Command::Recover(Recover { node_id: identity.node_id, hub_epoch });
     let command = command::encode(&Envelope { at: now, command });
     barque_raft::recover(&log, &mut manifest, &command)

@@ -14,6 +14,7 @@ pub fn trials() -> Vec<Trial> {
         trial!(the_cluster_token_changes_under_load_without_a_failed_transfer),
         trial!(an_upload_behind_a_balancer_goes_on_although_it_is_cut_and_its_home_is_killed),
         trial!(a_wiped_node_with_its_old_address_joins_once_its_old_self_is_removed),
+        trial!(one_of_two_nodes_is_removed_and_the_other_goes_on),
         trial!(nodes_come_and_go_under_load),
         trial!(a_leader_killed_in_each_phase_of_a_receive_loses_and_doubles_nothing),
     ]
@@ -192,6 +193,48 @@ fn a_wiped_node_with_its_old_address_joins_once_its_old_self_is_removed() {
     });
     assert_whole(&hub, &[0, 1, 2], &[&spoke]);
     assert_eq!(tree(&hub.nodes[wiped].site.landing()).len(), 20);
+}
+
+fn one_of_two_nodes_is_removed_and_the_other_goes_on() {
+    for removes_leader in [false, true] {
+        let hub = Hub::new(2);
+        let leader = hub.leader();
+        let (stays, goes) =
+            if removes_leader { (1 - leader, leader) } else { (leader, 1 - leader) };
+        let spoke = hub.spoke_of(stays, "s");
+        fill(&spoke, 0, 5);
+        assert_eq!(spoke.push().count("sent"), 5);
+        let (data, id) = (hub.data(stays), hub.id(goes));
+        json(&["hub", "node", "remove", &id, "--data", &data, "--json"]);
+        wait_for("the other one is the only voter", || {
+            let seen = hub.seen_by(stays);
+            seen.len() == 1 && seen.values().all(|v| v["role"] == "voter" && v["leader"] == true)
+        });
+        fill(&spoke, 5, 10);
+        let pass = spoke.push();
+        assert_eq!((pass.code, pass.count("sent")), (0, 5), "{pass:?}");
+        // The last one stays.
+        let own = hub.id(stays);
+        let (code, _, err) =
+            said(&["hub", "node", "remove", &own, "--abandon-files", "--data", &data]);
+        assert!(code != 0 && err.contains("last one that votes"), "{code} {err}");
+    }
+    // With the third node silent, none of the other two may go: nothing could be agreed any more.
+    let mut hub = Hub::new(3);
+    let (leader, silent) = (hub.leader(), hub.follower());
+    let goes = (0..3).find(|n| *n != leader && *n != silent).unwrap();
+    hub.kill(silent);
+    wait_for("the silent node is seen to be", || {
+        hub.seen_by(leader)[&hub.id(silent)]["alive"] == false
+    });
+    let remove = ["hub", "node", "remove", &hub.id(goes), "--data", &hub.data(leader)];
+    let (code, _, err) = said(&remove);
+    assert!(code == 75 && err.contains("still votes"), "{code} {err}");
+    let spoke = hub.spoke_of(leader, "s");
+    fill(&spoke, 0, 5);
+    assert_eq!(spoke.push().count("sent"), 5);
+    hub.start(silent);
+    wait_for("it goes once the others answer", || said(&remove).0 == 0);
 }
 
 fn nodes_come_and_go_under_load() {

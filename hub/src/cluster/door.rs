@@ -30,6 +30,8 @@ pub const PROPOSE: &str = "/cluster/v1/propose";
 pub const READ_INDEX: &str = "/cluster/v1/read-index";
 pub const PING: &str = "/cluster/v1/ping";
 pub const UPLOADS: &str = "/cluster/v1/uploads";
+/// Who a node is, for one that does not know it yet.
+pub const MEMBER: &str = "/cluster/v1/member";
 pub const TOKEN: &str = "/cluster/v1/token";
 pub const JOIN: &str = "/cluster/v1/join";
 /// Before the path of a public call that another node passes on.
@@ -75,6 +77,7 @@ pub fn router(parts: Arc<Parts>, public: Router) -> Router {
         .route(PING, post(ping))
         .route(UPLOADS, post(uploads))
         .route(TOKEN, post(token))
+        .route(MEMBER, post(member))
         .route("/cluster/v1/forward/{*path}", any(forward))
         .layer(Extension(Forwarded(public)))
         .layer(middleware::from_fn_with_state(Arc::clone(&parts), admit));
@@ -88,7 +91,19 @@ struct Forwarded(Router);
 async fn admit(State(parts): State<Arc<Parts>>, mut request: Request, next: Next) -> Response {
     let certified = request.extensions().get::<Certified>().cloned();
     let path = request.uri().path().to_owned();
-    match identify(&parts, request.headers(), certified, &path) {
+    let mut found = identify(&parts, request.headers(), certified.as_ref());
+    if path == RAFT
+        && found.as_ref().is_err_and(|e| e.code == UNKNOWN_NODE)
+        && let Some(caller) = vouched(&parts, request.headers(), certified.as_ref()).await
+    {
+        found = Ok(caller);
+    }
+    // What acts for clients, or for the whole hub, needs a caller that still is a node for sure.
+    let acts = path.starts_with(FORWARD) || path == TOKEN;
+    if acts && found.is_ok() {
+        found = found.and_then(|caller| parts.cluster.require_fresh().map(|()| caller));
+    }
+    match found {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
@@ -97,11 +112,50 @@ async fn admit(State(parts): State<Arc<Parts>>, mut request: Request, next: Next
     }
 }
 
+const UNKNOWN_NODE: &str = "unknown_node";
+
+fn node_id_of(headers: &HeaderMap) -> u64 {
+    let said = headers.get(NODE_HEADER).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    u64::from_str_radix(said, 16).unwrap_or(0)
+}
+
+/// A node that joined while this one was away, by the word of one that this one knows: without it a
+/// leader that came later could never bring what was missed.
+async fn vouched(
+    parts: &Parts,
+    headers: &HeaderMap,
+    certified: Option<&Certified>,
+) -> Option<Caller> {
+    let node_id = node_id_of(headers);
+    let key = match certified {
+        Some(Certified(found)) => Some(found.as_ref()?.1.to_string()),
+        None => None,
+    };
+    parts.cluster.is_vouched_for(node_id, key).await.then_some(Caller(node_id))
+}
+
+/// Who a node is, as this one knows it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Member {
+    pub public_key: String,
+    pub is_removed: bool,
+}
+
+async fn member(State(parts): State<Arc<Parts>>, body: Body) -> Result<Json<Member>, Problem> {
+    let bytes = whole(body, SMALL_MAX_BYTES).await?;
+    let node_id: u64 = serde_json::from_slice(&bytes)
+        .map_err(|e| Refusal::new(ErrorKind::Invalid, "body_malformed", e.to_string()))?;
+    let row = parts.cluster.row(node_id).ok_or_else(|| {
+        Refusal::new(ErrorKind::NotFound, "no_such_node", "this node does not know it either")
+    })?;
+    let is_removed = row.state == NodeState::Removed;
+    Ok(Json(Member { public_key: row.public_key, is_removed }))
+}
+
 fn identify(
     parts: &Parts,
     headers: &HeaderMap,
-    certified: Option<Certified>,
-    path: &str,
+    certified: Option<&Certified>,
 ) -> Result<Caller, Refusal> {
     let text = |name| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let refuse = |code, detail: String| Err(Refusal::new(ErrorKind::Forbidden, code, detail));
@@ -128,8 +182,8 @@ fn identify(
         let is_older = epoch < own.to_string().as_str();
         return refuse(if is_older { "other_epoch" } else { "newer_epoch" }, detail);
     }
-    let node_id = u64::from_str_radix(text(NODE_HEADER), 16).unwrap_or(0);
-    if let Some(Certified(found)) = &certified
+    let node_id = node_id_of(headers);
+    if let Some(Certified(found)) = certified
         && found.as_ref().map(|(id, _)| *id) != Some(node_id)
     {
         return refuse("wrong_certificate", "the certificate is of another node".to_owned());
@@ -148,11 +202,9 @@ fn identify(
             }
             _ => Ok(Caller(node_id)),
         },
-        // Its certificate, or the token, is enough to bring what this node has missed.
-        None if path == RAFT || path == PING => Ok(Caller(node_id)),
         None => {
             let detail = format!("node {node_id:016x} is not known here yet");
-            Err(Refusal::new(ErrorKind::Unavailable, "unknown_node", detail))
+            Err(Refusal::new(ErrorKind::Unavailable, UNKNOWN_NODE, detail))
         }
     }
 }
@@ -179,7 +231,8 @@ async fn propose(
     let is_passed_on = headers.contains_key(HOP_HEADER);
     let proposer = parts.proposer.clone();
     let reply = parts.work.spawn(async move { proposer.answer(command, is_passed_on).await });
-    Ok(reply.await.unwrap_or_else(|_| Err(no_leader()))?)
+    // A task that ended badly may have proposed before.
+    Ok(reply.await.unwrap_or_else(|_| Err(propose::unknown()))?)
 }
 
 async fn read_index(State(parts): State<Arc<Parts>>) -> Result<Json<Index>, Problem> {
@@ -232,13 +285,18 @@ async fn token(State(parts): State<Arc<Parts>>, body: Body) -> Result<Json<bool>
     Ok(Json(true))
 }
 
-async fn join(State(parts): State<Arc<Parts>>, body: Body) -> Result<Json<join::Answer>, Problem> {
+async fn join(State(parts): State<Arc<Parts>>, body: Body) -> Result<Json<join::Sealed>, Problem> {
     parts.cluster.require_inside()?;
+    // Anybody may call this one.
+    let _place = parts.enrollments.try_acquire().map_err(|_| {
+        Refusal::new(ErrorKind::Unavailable, "hub_busy", "too many ask at once; try again")
+    })?;
     let bytes = whole(body, SMALL_MAX_BYTES).await?;
     let request: join::Request = serde_json::from_slice(&bytes)
         .map_err(|e| Refusal::new(ErrorKind::Invalid, "body_malformed", e.to_string()))?;
     let taking = parts.work.clone();
-    let answer = taking.spawn(async move { join::take(&parts, request).await });
+    let taken = Arc::clone(&parts);
+    let answer = taking.spawn(async move { join::take(&taken, request).await });
     let answer = answer.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
     Ok(Json(answer?))
 }

@@ -1,8 +1,8 @@
 //! Changes the cluster token while nodes talk: first all hear the new value too, then all say it, then
 //! the old one counts no more.
 //!
-//! The node that changes it says the old one longest: two values in its own file mean that not all
-//! have the new one yet, and a repeat goes on with that one.
+//! A value that was made later has a higher number before its dash, so that whichever node is asked to
+//! go on with a change that broke off, the newer one is the one that stays.
 
 use std::time::Duration;
 
@@ -23,10 +23,11 @@ pub async fn all(parts: &Parts, fresh: String) -> Result<(), Error> {
         let detail = "this hub has no other nodes, and so no cluster token";
         return Err(Refusal::new(ErrorKind::Invalid, "no_cluster_listener", detail).into());
     };
-    let values = token.values();
+    let mut values = token.values();
+    values.sort_by_key(|v| std::cmp::Reverse(generation(v)));
     let (old, new) = match values.as_slice() {
-        [old, begun] => (old.clone(), begun.clone()),
-        [old, ..] => (old.clone(), fresh),
+        [begun, old] => (old.clone(), begun.clone()),
+        [old, ..] => (old.clone(), format!("{}-{fresh}", generation(old) + 1)),
         [] => return Err(Error::Malformed("the cluster token has no value".to_owned())),
     };
     let both = [old.clone(), new.clone()];
@@ -39,6 +40,11 @@ pub async fn all(parts: &Parts, fresh: String) -> Result<(), Error> {
     tell_all(cluster, std::slice::from_ref(&new)).await?;
     tracing::info!("the cluster token was changed");
     Ok(())
+}
+
+/// Which value of a hub's life this is; one that says no number is the first.
+fn generation(value: &str) -> u64 {
+    value.split_once('-').and_then(|(number, _)| number.parse().ok()).unwrap_or(0)
 }
 
 async fn tell_all(cluster: &Cluster, values: &[String]) -> Result<(), Error> {
@@ -56,4 +62,15 @@ async fn tell_all(cluster: &Cluster, values: &[String]) -> Result<(), Error> {
         })?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_values_the_one_that_was_made_later_is_the_new_one() {
+        assert_eq!((generation("abc"), generation("1-abc"), generation("12-0")), (0, 1, 12));
+        assert_eq!(generation("x-abc"), 0);
+    }
 }

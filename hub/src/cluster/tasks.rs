@@ -22,6 +22,7 @@ const FRESH_EVERY: Duration = Duration::from_secs(1);
 const BARRIER_WAIT: Duration = Duration::from_secs(5);
 const PING_EVERY: Duration = Duration::from_secs(2);
 const PING_WAIT: Duration = Duration::from_secs(2);
+const TAKEN_AGAIN: Duration = Duration::from_secs(30);
 const UP_AGAIN: Duration = Duration::from_secs(1);
 const RESIGN_WAIT: Duration = Duration::from_secs(10);
 const MEMBERS_EVERY: Duration = Duration::from_millis(500);
@@ -81,11 +82,14 @@ async fn announce(parts: &Parts) {
         // A hub of which nothing is agreed yet has no row that this could be written to.
         if parts.identity.has_joined || parts.cluster.row(own.node_id).is_some() {
             match parts.proposer.command(Command::NodeUp(own)).await {
-                Ok(Reply::Refused(CommandRefusal::AddressInUse { node_id })) => tracing::error!(
-                    node = format!("{node_id:016x}"),
-                    "another node is registered at this node's address; if it is gone for good, \
-                     remove it: barque hub node remove"
-                ),
+                Ok(Reply::Refused(CommandRefusal::AddressInUse { node_id })) => {
+                    tracing::error!(
+                        node = format!("{node_id:016x}"),
+                        "another node is registered at this node's address; if it is gone for \
+                         good, remove it: barque hub node remove"
+                    );
+                    let _ = tokio::time::timeout(TAKEN_AGAIN, nodes.changed()).await;
+                }
                 Ok(Reply::Refused(CommandRefusal::NodeRemoved)) => removed(&parts.cluster),
                 Ok(_) => {}
                 Err(e) => tracing::debug!(code = e.code, "not announced yet"),

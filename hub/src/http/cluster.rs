@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::{Path, Query, Request, State};
@@ -141,7 +141,7 @@ pub async fn remove(
     Query(asked): Query<RemoveQuery>,
 ) -> Result<Json<NodeList>, Problem> {
     operator.require(&parts, Role::Admin).await?;
-    change(&parts, node_id(&id)?, NodeState::Removed, asked.abandon_files).await?;
+    remove_node(&parts, node_id(&id)?, asked.abandon_files).await?;
     Ok(Json(NodeList { nodes: lines(&parts).await? }))
 }
 
@@ -164,6 +164,54 @@ pub async fn rotate(
     operator.require(&parts, Role::Admin).await?;
     rotate::all(&parts, hex(&rand::random::<[u8; 32]>())).await?;
     Ok(Json(serde_json::json!({ "rotated": true })))
+}
+
+/// How long a node is waited for that is to vote no more.
+const DEMOTION_WAIT: Duration = Duration::from_secs(30);
+
+/// A node that votes goes in two steps: it votes no more, and only then it is none any more. The other
+/// way round the change of the membership might need its voice.
+async fn remove_node(parts: &Arc<Parts>, node_id: u64, abandon: bool) -> Result<(), Refusal> {
+    let is_voter = || parts.node.status().voters.contains(&node_id);
+    let row = parts.cluster.row(node_id).filter(|n| n.state != NodeState::Removed);
+    if row.is_some() && is_voter() {
+        if !abandon {
+            require_not_alone(parts, node_id).await?;
+        }
+        change(parts, node_id, NodeState::Draining, false).await?;
+        let end = Instant::now() + DEMOTION_WAIT;
+        while is_voter() {
+            if Instant::now() >= end {
+                let detail = format!(
+                    "node {} still votes: most of the others do not answer. It is draining; try \
+                     again when they do",
+                    parts.cluster.title(node_id)
+                );
+                return Err(Refusal::new(ErrorKind::Unavailable, "still_votes", detail));
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+    change(parts, node_id, NodeState::Removed, abandon).await
+}
+
+/// Refuses while the node holds the only copy of files, before anything is changed; `apply` says the
+/// same for good.
+async fn require_not_alone(parts: &Arc<Parts>, node_id: u64) -> Result<(), Refusal> {
+    let files = parts.readers.read_async(move |c| query::files_only_on(c, node_id)).await;
+    match files.map_err(|e| e.to_refusal())? {
+        0 => Ok(()),
+        files => Err(holds_files(parts, node_id, files)),
+    }
+}
+
+fn holds_files(parts: &Parts, node_id: u64, files: u64) -> Refusal {
+    let detail = format!(
+        "node {} holds the only copy of {files} files; nothing was changed. With --abandon-files \
+         they are lost here, and their spokes are asked for them again",
+        parts.cluster.title(node_id)
+    );
+    Refusal::new(ErrorKind::Conflict, "holds_files", detail)
 }
 
 async fn change(
@@ -189,13 +237,9 @@ async fn change(
             "last_node",
             format!("node {title} is the last one that votes; nothing was changed"),
         ),
-        Reply::Refused(CommandRefusal::HoldsFiles { files }) => conflict(
-            "holds_files",
-            format!(
-                "node {title} holds the only copy of {files} files; nothing was changed. With \
-                 --abandon-files they are lost here, and their spokes are asked for them again"
-            ),
-        ),
+        Reply::Refused(CommandRefusal::HoldsFiles { files }) => {
+            Err(holds_files(parts, node_id, files))
+        }
         _ => Ok(()),
     }
 }

@@ -104,7 +104,15 @@ async fn read_elsewhere(
         let (method, headers) = (request.method().clone(), request.headers().clone());
         let same = forward::without_body(method, request.uri(), headers);
         match forward::to(parts, *node_id, Some(Role::Reader), same).await {
-            Ok(answer) if answer.status() != StatusCode::SERVICE_UNAVAILABLE => return Ok(answer),
+            // One that lags does not know yet that it holds it.
+            Ok(answer)
+                if !matches!(
+                    answer.status(),
+                    StatusCode::SERVICE_UNAVAILABLE | StatusCode::NOT_FOUND
+                ) =>
+            {
+                return Ok(answer);
+            }
             Ok(_) => {}
             Err(e) => tracing::warn!(code = e.code, "a holder does not answer"),
         }

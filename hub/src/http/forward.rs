@@ -55,6 +55,12 @@ pub(super) async fn to(
         headers.insert(ROLE_HEADER, ascii(role.as_str()));
     }
     let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
+    // A URL's reader would make another path of these.
+    let is_odd = |segment: &str| matches!(segment, "." | "..") || segment.contains('\\');
+    if head.uri.path().split('/').any(is_odd) {
+        let detail = "the path has segments that lead elsewhere";
+        return Err(Refusal::new(ErrorKind::Invalid, "path_malformed", detail));
+    }
     let is_read = matches!(head.method, Method::GET | Method::HEAD);
     let call = Call { method: head.method, path: format!("{FORWARD}{path}"), headers, body };
     let answer = parts.cluster.call(node_id, Lane::Work, call).await;

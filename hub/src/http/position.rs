@@ -86,6 +86,10 @@ pub(super) async fn stamp(
 }
 
 async fn settle(parts: &Parts, request: &mut Request) -> Result<(), Refusal> {
+    // Whoever watches the hub asks it to wait for nothing.
+    if !request.uri().path().starts_with("/api/") {
+        return Ok(());
+    }
     let asks = |q: &&str| q.contains("consistency=") || q.contains("seen_position=");
     let Some(query) = request.uri().query().filter(asks) else { return Ok(()) };
     let (wanted, rest) = wanted(query)?;

@@ -83,6 +83,12 @@ impl Claim {
                     "a claim is taken over"
                 );
                 reply = ask(parts, key, Some(number)).await?;
+                // Taken over before, and the answer to that was lost.
+                if let Reply::ClaimHeld { node_id, number, .. } = reply
+                    && node_id == own
+                {
+                    reply = ask(parts, key, Some(number)).await?;
+                }
             }
         }
         let number = match reply {

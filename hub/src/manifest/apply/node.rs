@@ -9,7 +9,7 @@ use super::change;
 use crate::command::{
     CommandRefusal, InviteNode, JoinNode, NodeState, NodeUp, Recover, Reply, SetNode,
 };
-use crate::manifest::query::{signed, unsigned};
+use crate::manifest::query::{self, signed, unsigned};
 
 /// Files whose holder is forgotten in one command, so that none takes long.
 const FORGOTTEN_AT_ONCE: i64 = 1_000;
@@ -129,7 +129,7 @@ pub fn set(c: &Connection, op: &SetNode) -> rusqlite::Result<Reply> {
         return refuse(CommandRefusal::LastNode);
     }
     if to == NodeState::Removed {
-        let files = only_here(c, op.node_id)?;
+        let files = query::count_only_on(c, op.node_id)?;
         if files > 0 && !op.abandon {
             return refuse(CommandRefusal::HoldsFiles { files });
         }
@@ -163,18 +163,6 @@ fn state_of(c: &Connection, node_id: u64) -> rusqlite::Result<Option<NodeState>>
         NodeState::parse(&r.get::<_, String>(0)?).ok_or(rusqlite::Error::InvalidQuery)
     })
     .optional()
-}
-
-/// Files that stand, and whose only copy is on the node.
-fn only_here(c: &Connection, node_id: u64) -> rusqlite::Result<u64> {
-    c.query_row(
-        "SELECT count(*) FROM holders h JOIN files f USING (file_id)
-         WHERE h.node_id = ?1 AND f.state = 'held'
-           AND NOT EXISTS (SELECT 1 FROM holders o
-                           WHERE o.file_id = h.file_id AND o.node_id <> ?1)",
-        [signed(node_id)],
-        |r| r.get(0).map(unsigned),
-    )
 }
 
 /// Forgets a page of the copies of a removed node; what has none left is lost, and its spoke is

@@ -100,3 +100,26 @@ pub fn files_held_by(c: &Connection, node_id: u64) -> Result<u64, Error> {
     })
     .map_err(wrap())
 }
+
+/// Files that stand, and whose only copy is on a node.
+pub fn files_only_on(c: &Connection, node_id: u64) -> Result<u64, Error> {
+    count_only_on(c, node_id).map_err(wrap())
+}
+
+pub fn count_only_on(c: &Connection, node_id: u64) -> rusqlite::Result<u64> {
+    c.query_row(
+        "SELECT count(*) FROM holders h JOIN files f USING (file_id)
+         WHERE h.node_id = ?1 AND f.state = 'held'
+           AND NOT EXISTS (SELECT 1 FROM holders o
+                           WHERE o.file_id = h.file_id AND o.node_id <> ?1)",
+        [super::signed(node_id)],
+        |r| r.get(0).map(unsigned),
+    )
+}
+
+/// The digests of secrets by which nodes may join, or have.
+pub fn invitations(c: &Connection) -> Result<Vec<barque_bundle::Sha256Digest>, Error> {
+    let mut statement = c.prepare_cached("SELECT secret_hash FROM invitations").map_err(wrap())?;
+    let rows = statement.query_map([], |r| super::digest(r, "secret_hash")).map_err(wrap())?;
+    rows.map(|r| r.map_err(wrap())).collect()
+}
