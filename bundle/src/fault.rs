@@ -1,6 +1,6 @@
 //! Faults on purpose, for tests, as `BARQUE_FAULT` tells: `abort-after:STEP` ends the process at a
-//! step, `fail-sync:N` fails the N-th sync of the process, `fail-sync:N:TEXT` the N-th of those whose
-//! file or folder has TEXT in its path.
+//! step, `stop-after:STEP` stops it there until SIGCONT, once; `fail-sync:N` fails the N-th sync of
+//! the process, `fail-sync:N:TEXT` the N-th of those whose file or folder has TEXT in its path.
 //!
 //! Only with the feature `fault`, which nothing but the tests of the command line turns on; a
 //! release knows nothing of it. This is the one place of a library that reads the environment.
@@ -92,12 +92,20 @@ impl Step {
     }
 }
 
-/// Says that a step is done; with the feature, the process aborts here when it was told to.
+/// Says that a step is done; with the feature, the process ends or stops here when it was told to.
 #[cfg(feature = "fault")]
 pub fn after(step: Step) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static HAS_STOPPED: AtomicBool = AtomicBool::new(false);
     let told = std::env::var("BARQUE_FAULT").unwrap_or_default();
-    if told.strip_prefix("abort-after:") == Some(step.as_str()) {
-        std::process::abort();
+    match told.split_once("-after:") {
+        Some(("abort", at)) if at == step.as_str() => std::process::abort(),
+        Some(("stop", at)) if at == step.as_str() && !HAS_STOPPED.swap(true, Ordering::SeqCst) => {
+            let this = rustix::process::getpid();
+            rustix::process::kill_process(this, rustix::process::Signal::STOP)
+                .expect("a process may stop itself");
+        }
+        _ => {}
     }
 }
 

@@ -22,5 +22,5 @@ pub use log_store::{LogStore, LogStoreError};
 pub use node::{Limits, Node, NodeStatus, ProposeError, StartError};
 pub use recover::{RecoverError, Recovered, recover};
 pub use snapshot::{SnapshotFile, SnapshotView};
-pub use state_machine::StateMachine;
+pub use state_machine::{StateMachine, applied_index};
 pub use transport::{Alone, Transport, TransportError};

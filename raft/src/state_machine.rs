@@ -125,6 +125,12 @@ pub(crate) fn apply_entries<M: StateMachine>(
     machine.apply(&commands, &state).map(drop).map_err(failed(ErrorVerb::Write))
 }
 
+/// The index of the last entry that a stored `raft_state` counts as applied; 0 before the first.
+pub fn applied_index(raft_state: &[u8]) -> Result<u64, rmp_serde::decode::Error> {
+    let applied: Applied = rmp_serde::from_slice(raft_state)?;
+    Ok(applied.last.map_or(0, |id| id.index))
+}
+
 /// The id follows from the position, so the same state has the same snapshot on every node.
 fn meta_of(applied: &Applied) -> SnapshotMeta {
     SnapshotMeta {

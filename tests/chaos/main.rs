@@ -2,7 +2,8 @@
 //! wrong when, no promise is broken.
 //!
 //! A run is made from one number, which it prints: `CHAOS_SEED=N` makes the same schedule again,
-//! `CHAOS_SEEDS=N` makes so many runs (20 unless told otherwise), `CHAOS_LOG=info` shows the nodes' logs.
+//! `CHAOS_SEEDS=N` makes so many runs (20 unless told otherwise), `CHAOS_AT_ONCE=N` so many side by side
+//! (2), `CHAOS_LOG=info` shows the nodes' logs.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::print_stderr, reason = "what a run is made of is for people")]
@@ -23,7 +24,7 @@ use rusqlite::{Connection, OpenFlags};
 use world::World;
 
 /// Runs at once: most of a run is waiting.
-const AT_ONCE: usize = 2;
+const AT_ONCE: u64 = 2;
 const LASTS: Duration = Duration::from_secs(5);
 
 /// A log that is soon cut, so that snapshots are a part of every run.
@@ -84,14 +85,20 @@ fn random_schedules_break_no_promise() {
     let broken = Mutex::new(Vec::new());
     let runs = || {
         while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let found = run(*seed);
+            // A run that cannot go on is named too.
+            let found = std::panic::catch_unwind(|| run(*seed)).unwrap_or_else(|e| {
+                let text = e.downcast_ref::<String>().map(String::as_str);
+                vec![text.or(e.downcast_ref().copied()).unwrap_or("it panicked").to_owned()]
+            });
             if !found.is_empty() {
+                eprintln!("seed {seed} is broken: {found:?}");
                 let found = found.join("\n");
                 broken.lock().unwrap().push(format!("CHAOS_SEED={seed} breaks:\n{found}"));
             }
         }
     };
-    std::thread::scope(|s| (0..AT_ONCE).for_each(|_| drop(s.spawn(runs))));
+    let at_once = number("CHAOS_AT_ONCE").unwrap_or(AT_ONCE);
+    std::thread::scope(|s| (0..at_once).for_each(|_| drop(s.spawn(runs))));
     let broken = broken.into_inner().unwrap();
     assert!(broken.is_empty(), "{}", broken.join("\n\n"));
 }

@@ -26,6 +26,14 @@ const ANSWER_WAIT: Duration = Duration::from_secs(15);
 
 type Doors = Arc<Mutex<BTreeMap<usize, (Arc<Fronts>, Handle)>>>;
 
+/// What a node says of its manifest.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Digested {
+    pub position: u64,
+    pub applied: u64,
+    pub sha256: String,
+}
+
 /// A bundle, and which of its files have no final answer yet.
 struct Job {
     load: Load,
@@ -258,20 +266,29 @@ impl World {
         files.map(|f| (text(&f["path"]), (text(&f["sha256"]), text(&f["state"])))).collect()
     }
 
-    pub fn digests(&self) -> Vec<(u64, String)> {
+    pub fn digests(&self) -> Vec<Digested> {
         let of = |node: &Node| {
             let (_, d) = node.get(wire::MANIFEST_DIGEST);
-            (d["position"].as_u64().unwrap_or(0), d["sha256"].as_str().unwrap_or("").to_owned())
+            let number = |key: &str| d[key].as_u64().unwrap_or(0);
+            let sha256 = d["sha256"].as_str().unwrap_or("").to_owned();
+            Digested { position: number("position"), applied: number("applied"), sha256 }
         };
         self.nodes.iter().map(of).collect()
     }
 
     pub fn position(&self, n: usize) -> u64 {
-        self.digests()[n].0
+        self.digests()[n].position
     }
 
-    pub fn wait_until_equal(&self) {
-        wait_for_or_give_up(|| self.digests().windows(2).all(|w| w[0] == w[1]));
+    /// Waits until all nodes applied the same, and says what they hold then. A file's description is
+    /// agreed on some time after the file.
+    pub fn wait_until_equal(&self) -> Vec<Digested> {
+        let mut digests = Vec::new();
+        wait_for_or_give_up(|| {
+            digests = self.digests();
+            digests.windows(2).all(|w| w[0].applied == w[1].applied)
+        });
+        digests
     }
 
     pub fn read_changes_to_the_end(&self) -> Vec<(u64, String)> {

@@ -51,11 +51,13 @@ pub struct NodeList {
     pub nodes: Vec<NodeLine>,
 }
 
-/// What a node's manifest comes to: nodes at one position have one digest.
+/// What a node's manifest comes to: nodes that applied the same have one digest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ManifestDigest {
     pub node_id: String,
     pub position: u64,
+    /// The last log entry in it. The position counts changes of files; others move this alone.
+    pub applied: u64,
     pub sha256: Sha256Digest,
 }
 

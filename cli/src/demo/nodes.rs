@@ -286,12 +286,12 @@ impl Demo {
             digests.clear();
             for node in &self.nodes {
                 let d = run_json(&["hub", "node", "digest", "--data", &node.data, "--json"])?;
-                digests.push((number(&d, "position"), text(&d, "sha256")));
+                digests.push((number(&d, "position"), number(&d, "applied"), text(&d, "sha256")));
             }
             Ok(digests.windows(2).all(|w| w[0] == w[1]))
         })?;
         let seen = self.seen_by(0)?;
-        for (n, (position, sha256)) in digests.iter().enumerate() {
+        for (n, (position, _, sha256)) in digests.iter().enumerate() {
             let url = format!("https://{}", self.nodes[n].listen);
             let held = seen.iter().find(|v| text(v, "url") == url);
             let held = held.map_or(0, |v| number(v, "files_held"));

@@ -139,6 +139,12 @@ impl Hub {
         self.nodes[n].process.as_ref().expect("the node runs").pid()
     }
 
+    /// Whether a node was stopped, and not continued, by a signal.
+    pub fn stands_still(&self, n: usize) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid(n))).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    }
+
     pub fn signal(&self, n: usize, signal: &str) {
         let status = Command::new("kill").args([signal, &self.pid(n).to_string()]).status();
         assert!(status.unwrap().success());

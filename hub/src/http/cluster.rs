@@ -19,7 +19,7 @@ use crate::cluster::{door, join, rotate};
 use crate::command::{Command, CommandRefusal, NodeState, Reply, SetNode};
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
-use crate::manifest::query::{self, NodeRow};
+use crate::manifest::query::{self, Digested, NodeRow};
 
 /// Longest life of a join token: 7 days.
 const EXPIRES_MAX_MS: u64 = 7 * 86_400_000;
@@ -151,9 +151,12 @@ pub async fn digest(
     operator: Operator,
 ) -> Result<Json<ManifestDigest>, Problem> {
     operator.require_role(&parts, Role::Reader).await?;
-    let (position, sha256) = parts.readers.read_async(query::manifest_digest).await?;
+    let Digested { position, raft_state, sha256 } =
+        parts.readers.read_async(query::manifest_digest).await?;
+    let applied = raft_state.map_or(Ok(0), |bytes| barque_raft::applied_index(&bytes));
+    let applied = applied.map_err(|e| Error::Malformed(e.to_string()))?;
     let node_id = format!("{:016x}", parts.identity.node_id);
-    Ok(Json(ManifestDigest { node_id, position, sha256 }))
+    Ok(Json(ManifestDigest { node_id, position, applied, sha256 }))
 }
 
 /// Gives all nodes another cluster token, in steps in which each of them hears both.

@@ -13,7 +13,7 @@ mod imports;
 mod nodes;
 mod schemas;
 
-pub use digest::digest as manifest_digest;
+pub use digest::{Digested, digest as manifest_digest};
 pub use imports::{arrived, claim_renewals, has_claims, imported, imports, not_arrived};
 pub use nodes::{
     NodeRow, count_only_on, files_held, files_held_by, files_only_on, held_only_by, holders,

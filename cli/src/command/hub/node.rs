@@ -90,7 +90,10 @@ async fn digest(context: &Context, target: &HubTargetArgs) -> anyhow::Result<u8>
     if context.global.json {
         output::json(&d)?;
     } else {
-        output::line(&format!("{}  position {}  {}", d.node_id, d.position, d.sha256));
+        output::line(&format!(
+            "{}  position {}, log entry {}  {}",
+            d.node_id, d.position, d.applied, d.sha256
+        ));
     }
     Ok(exit::OK)
 }

@@ -1,16 +1,24 @@
-//! One digest over all rows: two nodes at one position have the same, or one of them is wrong.
+//! One digest over all rows: two nodes that applied the same have the same, or one of them is wrong.
 
 use barque_bundle::Sha256Digest;
 use barque_bundle::digest::Hasher;
-use rusqlite::Connection;
 use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OptionalExtension as _};
 
 use super::{counter, wrap};
 use crate::error::Error;
 
-/// The position, and the SHA-256 over every row of every table in the order of their keys. Raft's own
-/// position is not part of it. Reads all of the manifest.
-pub fn digest(c: &Connection) -> Result<(u64, Sha256Digest), Error> {
+/// All of a manifest, in short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Digested {
+    pub position: u64,
+    /// Raft's own position, which is not part of the digest; none when new.
+    pub raft_state: Option<Vec<u8>>,
+    pub sha256: Sha256Digest,
+}
+
+/// The SHA-256 over every row of every table in the order of their keys. Reads all of the manifest.
+pub fn digest(c: &Connection) -> Result<Digested, Error> {
     // One state for all tables.
     let tx = c.unchecked_transaction().map_err(wrap())?;
     let mut names = tx
@@ -35,7 +43,11 @@ pub fn digest(c: &Connection) -> Result<(u64, Sha256Digest), Error> {
             }
         }
     }
-    Ok((counter(&tx, "position")?, hasher.finish()))
+    let raft_state: Option<Vec<u8>> = tx
+        .query_row("SELECT value FROM meta WHERE key = 'raft_state'", [], |r| r.get(0))
+        .optional()
+        .map_err(wrap())?;
+    Ok(Digested { position: counter(&tx, "position")?, raft_state, sha256: hasher.finish() })
 }
 
 fn add(hasher: &mut Hasher, value: ValueRef<'_>) {
