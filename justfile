@@ -42,6 +42,11 @@ fuzz SECONDS="600":
 bench-drive:
     tests/bench/drive
 
+# The cluster, as docs/BENCHMARKS.md has it; a WORK by itself: just bench-cluster kills
+bench-cluster *WORKS="manifest acks kills fairness million":
+    cargo build --release -p barque -p barque-tests --bins --examples
+    ${CARGO_TARGET_DIR:-target}/release/examples/bench {{WORKS}}
+
 # Peak memory at full size: 200,000 files of 4 KiB and 16 uploads of 512 MiB at once (12 GiB of disk), and a drive with 1,000,000 entries (20 GiB).
 bench-memory:
     TEST_MEMORY=full cargo test --release -p barque --test process -- memory_stays --nocapture

@@ -101,9 +101,7 @@ pub fn after(step: Step) {
     match told.split_once("-after:") {
         Some(("abort", at)) if at == step.as_str() => std::process::abort(),
         Some(("stop", at)) if at == step.as_str() && !HAS_STOPPED.swap(true, Ordering::SeqCst) => {
-            let this = rustix::process::getpid();
-            rustix::process::kill_process(this, rustix::process::Signal::STOP)
-                .expect("a process may stop itself");
+            crate::platform::stop_this_process().expect("a process may stop itself");
         }
         _ => {}
     }

@@ -8,6 +8,7 @@ mod drive;
 mod link;
 mod nodes;
 mod process;
+mod stage;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,10 +19,10 @@ use serde_json::Value;
 
 use crate::args::DemoArgs;
 use crate::command::Context;
-use crate::sample::{self, Plan};
 use crate::{exit, output};
 use link::Link;
 use process::{Running, barque, run_json};
+use stage::Stage;
 
 const SPOKES: [(&str, u64); 2] = [("rocket-01", 2000), ("submarine-01", 1000)];
 /// The spoke with the large file and the bad link.
@@ -29,21 +30,11 @@ const MINE: &str = "mine-01";
 const LARGE: ByteSize = ByteSize(256 * 1024 * 1024);
 /// Most bytes that may go over the link for a file, in hundredths of its size.
 const WIRE_PERCENT_MAX: u64 = 105;
-const ROWS: u32 = 2_000;
 const LEAST_BYTES: u64 = 400 * 1024 * 1024;
 
-/// One line of the table.
-struct Step {
-    what: String,
-    pid: String,
-    result: String,
-}
-
 struct Demo {
-    root: PathBuf,
+    stage: Stage,
     hub: Option<Running>,
-    steps: Vec<Step>,
-    json: bool,
 }
 
 pub async fn run(context: &Context, args: &DemoArgs) -> anyhow::Result<u8> {
@@ -51,12 +42,10 @@ pub async fn run(context: &Context, args: &DemoArgs) -> anyhow::Result<u8> {
         return tokio::task::block_in_place(|| nodes::run(context, args));
     }
     let folder = tempfile::Builder::new().prefix("barque-demo-").tempdir()?;
-    let root = folder.path().to_owned();
-    let json = context.global.json;
-    let mut demo = Demo { root, hub: None, steps: Vec::new(), json };
-    let started = Instant::now();
+    let stage = Stage::new(folder.path().to_owned(), context.global.json);
+    let mut demo = Demo { stage, hub: None };
     let outcome = tokio::task::block_in_place(|| demo.play());
-    print_table(&demo.steps, json, started.elapsed());
+    demo.stage.print();
     if args.keep {
         let root = folder.keep();
         demo.leave(&root);
@@ -83,25 +72,8 @@ impl Demo {
         self.compare()
     }
 
-    fn step(&mut self, what: impl Into<String>, pid: Option<u32>, result: impl Into<String>) {
-        let pid = pid.map_or(String::new(), |p| p.to_string());
-        let step = Step { what: what.into(), pid, result: result.into() };
-        if !self.json {
-            output::say(&format!("{}: {}", step.what, step.result));
-        }
-        self.steps.push(step);
-    }
-
-    fn source(&self, spoke: &str) -> PathBuf {
-        self.root.join(spoke).join("source")
-    }
-
-    fn state(&self, spoke: &str) -> String {
-        self.root.join(spoke).join("state").display().to_string()
-    }
-
     fn data(&self) -> String {
-        self.root.join("hub").display().to_string()
+        self.stage.root.join("hub").display().to_string()
     }
 
     fn make_samples(&mut self) -> anyhow::Result<u64> {
@@ -109,11 +81,7 @@ impl Demo {
         let more = [(MINE, 0), (drive::ISLAND, 300)];
         for (seed, (spoke, files)) in (1..).zip(SPOKES.into_iter().chain(more)) {
             let large = (spoke == MINE).then_some(LARGE);
-            let plan = Plan { files, rows: ROWS, large, seed };
-            let written = sample::write(&self.source(spoke), &plan, |_| ())?;
-            bytes += written.bytes;
-            let result = format!("{} files, {}", written.files, ByteSize(written.bytes));
-            self.step(format!("sample data for {spoke}"), None, result);
+            bytes += self.stage.samples(spoke, files, large, seed)?;
         }
         Ok(bytes)
     }
@@ -124,7 +92,7 @@ impl Demo {
         if !Path::new(&data).exists() {
             run_json(&["hub", "init", "--data", &data, "--json"])?;
         }
-        let log = self.root.join("hub.log");
+        let log = self.stage.root.join("hub.log");
         let mut command = barque(&["hub", "serve", "--data", &data, "--listen", listen]);
         let hub = Running::start(&mut command, &log)?;
         let pid = hub.pid();
@@ -132,76 +100,67 @@ impl Demo {
         let status = run_json(&["hub", "status", "--data", &data, "--json"])
             .with_context(|| format!("the hub does not start, see {}", log.display()))?;
         let url = text(&status, "url");
-        self.step("hub serves", Some(pid), format!("{url}, {} files", number(&status, "files")));
+        self.stage.step(
+            "hub serves",
+            Some(pid),
+            format!("{url}, {} files", number(&status, "files")),
+        );
         Ok(url.trim_start_matches("https://").to_owned())
     }
 
     fn enroll(&mut self, spoke: &str) -> anyhow::Result<()> {
-        let added = run_json(&["hub", "spoke", "add", spoke, "--data", &self.data(), "--json"])?;
-        let token = text(&added, "token");
-        let source = self.source(spoke).display().to_string();
-        let state = self.state(spoke);
-        run_json(&["enroll", &token, "--state", &state, "--source", &source, "--json"])?;
-        self.step(format!("{spoke} enrolled"), None, "one-time token, root pinned");
-        Ok(())
+        let data = self.data();
+        self.stage.enroll(spoke, &data)
     }
 
     /// Both spokes push at once; the hub is killed when a third has landed, and started again.
     fn push_through_a_kill(&mut self, listen: &str) -> anyhow::Result<()> {
-        let pushes = SPOKES.map(|(spoke, _)| self.start_push(spoke));
+        let pushes = SPOKES.map(|(spoke, _)| self.stage.start_push(spoke));
         let third = SPOKES.iter().map(|(_, n)| n).sum::<u64>() / 3;
         let deadline = Instant::now() + Duration::from_secs(60);
-        while count_files(&self.root.join("hub/landing")) < third {
+        while count_files(&self.stage.root.join("hub/landing")) < third {
             ensure!(Instant::now() < deadline, "nothing lands");
             std::thread::sleep(Duration::from_millis(20));
         }
         if let Some(hub) = self.hub.take() {
             let pid = hub.pid();
             hub.kill()?;
-            let landed = count_files(&self.root.join("hub/landing"));
-            self.step("hub killed with -9", Some(pid), format!("{landed} files had landed"));
+            let landed = count_files(&self.stage.root.join("hub/landing"));
+            self.stage.step("hub killed with -9", Some(pid), format!("{landed} files had landed"));
         }
         for (push, (spoke, _)) in pushes.into_iter().zip(SPOKES) {
-            let (pid, code, report) = push?.report()?;
-            let result = format!("{}, exit {code}", sent(&report));
-            ensure!(code == exit::OK || code == exit::TRY_LATER, "{spoke} ended with {code}");
-            self.step(format!("{spoke} pushes"), Some(pid), result);
+            self.stage.end_push(spoke, push?)?;
         }
         self.start_hub(listen)?;
         for (spoke, _) in SPOKES {
-            let (pid, code, report) = self.start_push(spoke)?.report()?;
+            let (pid, code, report) = self.stage.start_push(spoke)?.report()?;
             ensure!(code == exit::OK, "{spoke} ended with {code}: {report}");
             ensure!(number(&report, "left") == 0, "{spoke} has files left");
-            self.step(format!("{spoke} pushes the rest"), Some(pid), sent(&report));
+            self.stage.step(format!("{spoke} pushes the rest"), Some(pid), sent(&report));
         }
         Ok(())
     }
 
-    fn start_push(&self, spoke: &str) -> anyhow::Result<Running> {
-        let log = self.root.join(format!("{spoke}.log"));
-        Running::start_piped(&mut barque(&["push", "--state", &self.state(spoke), "--json"]), &log)
-    }
-
     fn push_nothing(&mut self, spoke: &str) -> anyhow::Result<()> {
-        let (pid, code, report) = self.start_push(spoke)?.report()?;
+        let (pid, code, report) = self.stage.start_push(spoke)?.report()?;
         ensure!(code == exit::OK && number(&report, "sent") == 0, "{spoke} sent again: {report}");
-        self.step(format!("{spoke} pushes again"), Some(pid), sent(&report));
+        self.stage.step(format!("{spoke} pushes again"), Some(pid), sent(&report));
         Ok(())
     }
 
     /// A link that breaks when half of the large file has gone: the rest goes on from there.
     fn push_through_a_cut(&mut self, hub: &str) -> anyhow::Result<()> {
         self.enroll(MINE)?;
-        let bytes: u64 = files_below(&self.source(MINE))
+        let bytes: u64 = files_below(&self.stage.source(MINE))
             .iter()
             .map(|p| std::fs::metadata(p).map(|m| m.len()))
             .sum::<Result<_, _>>()?;
         let link = Link::start(hub, bytes / 2)?;
-        let config = Path::new(&self.state(MINE)).join("spoke.toml");
+        let config = Path::new(&self.stage.state(MINE)).join("spoke.toml");
         let text = std::fs::read_to_string(&config)?;
         ensure!(text.contains(hub), "{} does not name the hub", config.display());
         std::fs::write(&config, text.replace(hub, &link.address))?;
-        let (pid, code, report) = self.start_push(MINE)?.report()?;
+        let (pid, code, report) = self.stage.start_push(MINE)?.report()?;
         ensure!(code == exit::OK, "{MINE} ended with {code}: {report}");
         let offset = report.pointer("/resumed/0/offset").and_then(Value::as_u64).unwrap_or(0);
         ensure!(offset > 0, "the file did not go on where it broke off: {report}");
@@ -216,7 +175,7 @@ impl Demo {
             ByteSize(wire),
             ByteSize(offset)
         );
-        self.step(format!("{MINE} pushes, link cut"), Some(pid), result);
+        self.stage.step(format!("{MINE} pushes, link cut"), Some(pid), result);
         Ok(())
     }
 
@@ -224,20 +183,21 @@ impl Demo {
     fn change_one_file(&mut self) -> anyhow::Result<()> {
         let (spoke, _) = SPOKES[1];
         let path = "factory/temperature/2024/03/31/00/part-000.parquet";
-        let other = self.source(spoke).join("factory/temperature/2024/03/31/01/part-000.parquet");
-        let file = self.source(spoke).join(path);
+        let other =
+            self.stage.source(spoke).join("factory/temperature/2024/03/31/01/part-000.parquet");
+        let file = self.stage.source(spoke).join(path);
         let original = std::fs::read(&file)?;
         std::fs::write(&file, std::fs::read(&other)?)?;
-        let (pid, code, report) = self.start_push(spoke)?.report()?;
+        let (pid, code, report) = self.stage.start_push(spoke)?.report()?;
         ensure!(number(&report, "modified") == 1, "not seen as modified: {report}");
         let result = format!("{} modified, {}, exit {code}", 1, sent(&report));
-        self.step("a synced file changed", Some(pid), result);
-        run_json(&["ledger", "requeue", path, "--state", &self.state(spoke), "--json"])?;
-        let (pid, code, report) = self.start_push(spoke)?.report()?;
+        self.stage.step("a synced file changed", Some(pid), result);
+        run_json(&["ledger", "requeue", path, "--state", &self.stage.state(spoke), "--json"])?;
+        let (pid, code, report) = self.stage.start_push(spoke)?.report()?;
         ensure!(number(&report, "conflict") == 1, "not a conflict: {report}");
         ensure!(code == exit::NEEDS_A_PERSON, "a conflict ended with {code}");
         let result = format!("{} conflict, {}, exit {code}", 1, sent(&report));
-        self.step("requeued and pushed", Some(pid), result);
+        self.stage.step("requeued and pushed", Some(pid), result);
         std::fs::write(&file, original)?;
         Ok(())
     }
@@ -246,8 +206,8 @@ impl Demo {
     fn compare(&mut self) -> anyhow::Result<()> {
         let mut equal = 0;
         for spoke in SPOKES.map(|(spoke, _)| spoke).into_iter().chain([MINE, drive::ISLAND]) {
-            let source = self.source(spoke);
-            let landed = self.root.join("hub/landing").join(spoke);
+            let source = self.stage.source(spoke);
+            let landed = self.stage.root.join("hub/landing").join(spoke);
             for path in files_below(&source) {
                 let relative = path.strip_prefix(&source)?;
                 let there = landed.join(relative);
@@ -255,13 +215,9 @@ impl Demo {
                 equal += 1;
             }
         }
-        let landed = count_files(&self.root.join("hub/landing"));
+        let landed = count_files(&self.stage.root.join("hub/landing"));
         ensure!(landed == equal, "{landed} files landed, {equal} were sent");
-        self.step(
-            "every landed file hashed",
-            None,
-            format!("{equal} equal their sources, 0 differ"),
-        );
+        self.stage.all_equal(equal);
         Ok(())
     }
 
@@ -280,27 +236,6 @@ impl Demo {
             landing.display()
         ));
     }
-}
-
-/// All steps as one table, or as JSON.
-fn print_table(steps: &[Step], json: bool, took: Duration) {
-    if json {
-        let steps: Vec<Value> = steps
-            .iter()
-            .map(|s| serde_json::json!({ "step": s.what, "pid": s.pid, "result": s.result }))
-            .collect();
-        let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        output::line(
-            &serde_json::json!({ "steps": steps, "duration_ms": duration_ms }).to_string(),
-        );
-        return;
-    }
-    let width = steps.iter().map(|s| s.what.len()).max().unwrap_or(0);
-    output::line(&format!("\n{:width$}  {:>8}  result", "step", "pid"));
-    for s in steps {
-        output::line(&format!("{:width$}  {:>8}  {}", s.what, s.pid, s.result));
-    }
-    output::line(&format!("{:width$}  {:>8}  {:.1} s", "all", "", took.as_secs_f64()));
 }
 
 fn text(value: &Value, key: &str) -> String {

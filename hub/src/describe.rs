@@ -4,12 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use barque_bundle::path::printable;
 use barque_bundle::platform;
 use barque_bundle::wire::Column;
 
+use crate::background;
 use crate::command::{
     BATCH_BYTES_MAX, Command, Describe, Described, Footer, Reply, SchemaChange, SchemaColumns,
 };
@@ -19,7 +20,9 @@ use crate::hub::Parts;
 use crate::manifest::query::{self, HeldRow};
 
 /// Files looked at in one step.
-const STEP: u32 = 1_000;
+const STEP: u32 = 250;
+/// Longest rest behind a step.
+const REST_MAX: Duration = Duration::from_secs(1);
 /// Time after a promotion in which more may follow, so that files go out together.
 const GATHER: Duration = Duration::from_millis(300);
 /// How often files that could not be looked at are tried again.
@@ -59,13 +62,14 @@ async fn describe_behind(parts: &Arc<Parts>, after: &mut u64) -> Result<(), Erro
     let (mut unseen, mut first_unseen) = (0, None);
     loop {
         let (looking, from) = (Arc::clone(parts), *after);
-        let step = tokio::task::spawn_blocking(move || look(&looking, from));
-        let found = step.await.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))?;
+        let found = background::run("describe", move || look(&looking, from)).await?;
         if !found.command.files.is_empty() {
-            let command = Command::Describe(found.command);
+            let (command, begun) = (Command::Describe(found.command), Instant::now());
             if let Reply::Described(changes) = parts.proposer.command(command).await? {
                 tell(parts, changes).await?;
             }
+            // Nobody waits for it: half of the time is left to those who wait for something.
+            tokio::time::sleep(begun.elapsed().min(REST_MAX)).await;
         }
         unseen += found.unseen;
         first_unseen = first_unseen.or(found.first_unseen);

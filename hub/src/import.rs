@@ -9,6 +9,7 @@
 mod claim;
 mod intake;
 mod job;
+mod pace;
 mod receipt;
 mod register;
 mod source;
@@ -21,6 +22,7 @@ use barque_bundle::wire::{self, ImportJob, ImportRefusal, ImportState};
 use barque_bundle::{ErrorKind, Timestamp};
 use tokio::sync::oneshot;
 
+use crate::background;
 use crate::command::{Command, CommandRefusal, RecordImport, Reply};
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
@@ -68,8 +70,7 @@ async fn run(
     let job = Arc::clone(running.job());
     let reading = intake::Intake { parts: Arc::clone(&parts), job: Arc::clone(&job), again };
     let runtime = tokio::runtime::Handle::current();
-    let verified = tokio::task::spawn_blocking(move || reading.run(source, &runtime)).await;
-    let verified = verified.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())));
+    let verified = background::run("import", move || reading.run(source, &runtime)).await;
     let verified = match verified {
         Ok(verified) => verified,
         Err(e) => {

@@ -4,6 +4,7 @@
 //! works its own copies off from that state ([`promote`]). Only this crate knows axum; only
 //! `client.rs` knows reqwest. It never opens a connection to a spoke (invariant S1).
 
+mod background;
 pub mod client;
 pub mod cluster;
 pub mod command;

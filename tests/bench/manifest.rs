@@ -1,12 +1,7 @@
-//! Manifest operations alone, a second: files registered in batches, without any bytes behind them.
-//!
-//! `cargo run --release -p barque-tests --example manifest -- 200000` prints the rate of one node and
-//! of three (in one process, each with its own log, over TLS on loopback), twice each, in turns.
+//! Manifest operations alone: files registered in batches, without any bytes behind them, by nodes in
+//! this process, each with its own log, over TLS on loopback.
 
-#![expect(clippy::unwrap_used, reason = "a benchmark ends by panicking")]
-#![expect(clippy::print_stdout, reason = "its result is for people")]
-
-use std::net::TcpListener;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,10 +17,15 @@ use barque_hub::hub::Parts;
 use barque_hub::identity::Seeds;
 use barque_hub::{Hub, HubConfig, Identity};
 use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::process::free_address;
+use crate::stats::Sorted;
 
 /// Callers at once, and operations that each hands over together.
 const CALLERS: u64 = 8;
-const TOGETHER: u64 = 250;
+const TOGETHER: usize = 250;
 /// A node that holds the files and never runs, so that no copy is looked for.
 const GHOST: u64 = 4242;
 
@@ -33,12 +33,28 @@ fn now() -> Timestamp {
     Timestamp::from_system(std::time::SystemTime::now())
 }
 
-fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+/// A node of this process, on a runtime of its own.
+pub struct Node {
+    runtime: Runtime,
+    pub parts: Arc<Parts>,
+    stop: oneshot::Sender<()>,
+    running: JoinHandle<()>,
 }
 
-/// A node that runs on a runtime of its own.
-fn start(data: &Path) -> (Runtime, Arc<Parts>) {
+impl Node {
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    /// Ends it as an operator would.
+    pub fn stop(self) {
+        drop(self.parts);
+        self.stop.send(()).unwrap();
+        self.runtime.block_on(self.running).unwrap();
+    }
+}
+
+pub fn start(data: &Path) -> Node {
     let runtime = Runtime::new().unwrap();
     let inside = runtime.enter();
     let mut config = HubConfig::new(data);
@@ -47,13 +63,16 @@ fn start(data: &Path) -> (Runtime, Arc<Parts>) {
     let hub = Hub::open(config, Arc::new(now)).unwrap();
     let parts = hub.parts();
     let mut ready = hub.ready();
-    runtime.spawn(hub.run(rand::random, std::future::pending()));
+    let (stop, stopped) = oneshot::channel();
+    let hub = hub.run(rand::random, async { drop(stopped.await) });
+    let running = runtime.spawn(async { hub.await.unwrap() });
     drop(inside);
     runtime.block_on(async { ready.wait_for(|r| *r).await.map(drop) }).unwrap();
-    (runtime, parts)
+    Node { runtime, parts, stop, running }
 }
 
-fn nodes(count: usize, root: &Path) -> Vec<(Runtime, Arc<Parts>)> {
+/// Makes the folder of the first node of a hub.
+pub fn create(data: &Path) {
     let seeds = Seeds {
         now: now(),
         hub_id: rand::random(),
@@ -61,15 +80,19 @@ fn nodes(count: usize, root: &Path) -> Vec<(Runtime, Arc<Parts>)> {
         root: rand::random(),
         node: rand::random(),
     };
-    Identity::create(&root.join("0"), None, seeds).unwrap();
+    Identity::create(data, None, seeds).unwrap();
+}
+
+fn nodes(count: usize, root: &Path) -> Vec<Node> {
+    create(&root.join("0"));
     let mut all = vec![start(&root.join("0"))];
     for n in 1..count {
-        let parts = Arc::clone(&all[0].1);
+        let parts = Arc::clone(&all[0].parts);
         while parts.cluster.row(parts.identity.node_id).is_none_or(|r| r.address.is_none()) {
             std::thread::sleep(Duration::from_millis(20));
         }
         let data = root.join(n.to_string());
-        let token = all[0].0.block_on(join::invite(
+        let token = all[0].runtime.block_on(join::invite(
             &parts,
             true,
             format!("{:x}", rand::random::<u64>()),
@@ -77,17 +100,21 @@ fn nodes(count: usize, root: &Path) -> Vec<(Runtime, Arc<Parts>)> {
         ));
         let seeds = join::Seeds { node_id: rand::random(), node: rand::random() };
         let token = token.unwrap().encode();
-        all[0].0.block_on(join::join(&data, &token, None, seeds, now())).unwrap();
+        all[0].runtime.block_on(join::join(&data, &token, None, seeds, now())).unwrap();
         all.push(start(&data));
     }
-    while all[0].1.node.status().voters.len() < count {
+    while all[0].parts.node.status().voters.len() < count {
         std::thread::sleep(Duration::from_millis(20));
     }
     all
 }
 
 /// A spoke that may write, and a node that holds what it writes.
-async fn prepare(parts: &Parts) -> Arc<BundleRef> {
+pub fn prepare(node: &Node) -> Arc<BundleRef> {
+    node.runtime.block_on(prepared(&node.parts))
+}
+
+async fn prepared(parts: &Parts) -> Arc<BundleRef> {
     let key = SecretKey::from_seed([7; 32]);
     let spoke_id: barque_bundle::SpokeId = "s".parse().unwrap();
     let secret_hash = Sha256Digest::of(b"x");
@@ -132,26 +159,18 @@ fn register(n: u64) -> Operation {
     })
 }
 
-/// Operations a second, and proposals for each 10,000 of them.
-fn measure(count: usize, operations: u64) -> (f64, f64) {
-    let root = tempfile::tempdir_in(".").unwrap();
-    let all = nodes(count, root.path());
-    // By a node that does not lead, where there is one: the longer way.
-    let leader = all[0].1.node.status().leader;
-    let by = all.iter().rev().find(|(_, p)| Some(p.identity.node_id) != leader || count == 1);
-    let (runtime, parts) = by.unwrap();
-    let bundle = runtime.block_on(prepare(parts));
-    let before = parts.proposer.counts().proposals.load(Ordering::Relaxed);
-    let begun = Instant::now();
-    runtime.block_on(async {
+/// Registers files by several callers at once.
+pub fn register_all(node: &Node, bundle: &Arc<BundleRef>, numbers: Range<u64>) {
+    let share = (numbers.end - numbers.start).div_ceil(CALLERS);
+    node.runtime.block_on(async {
         let mut callers = Vec::new();
         for caller in 0..CALLERS {
-            let (parts, bundle) = (Arc::clone(parts), Arc::clone(&bundle));
+            let (parts, bundle) = (Arc::clone(&node.parts), Arc::clone(bundle));
+            let begin = numbers.start + caller * share;
+            let end = numbers.end.min(begin + share);
             callers.push(tokio::spawn(async move {
-                let share = operations / CALLERS;
-                for from in (0..share).step_by(usize::try_from(TOGETHER).unwrap()) {
-                    let first = caller * share + from;
-                    let some = (first..first + TOGETHER).map(register).collect();
+                for from in (begin..end).step_by(TOGETHER) {
+                    let some = (from..end.min(from + TOGETHER as u64)).map(register).collect();
                     let done = parts.proposer.operations(Some(Arc::clone(&bundle)), some).await;
                     let is_in = |r: &OperationReply| matches!(r, OperationReply::Registered { .. });
                     assert!(done.unwrap().iter().all(is_in));
@@ -162,22 +181,44 @@ fn measure(count: usize, operations: u64) -> (f64, f64) {
             caller.await.unwrap();
         }
     });
+}
+
+/// Operations a second, and proposals for each 10,000 of them.
+fn measure(count: usize, operations: u64) -> (f64, f64) {
+    let root = tempfile::tempdir_in(".").unwrap();
+    let all = nodes(count, root.path());
+    // By a node that does not lead, where there is one: the longer way.
+    let leader = all[0].parts.node.status().leader;
+    let by = all.iter().rev().find(|n| Some(n.parts.identity.node_id) != leader || count == 1);
+    let by = by.unwrap();
+    let bundle = prepare(by);
+    let proposals = || by.parts.proposer.counts().proposals.load(Ordering::Relaxed);
+    let before = proposals();
+    let begun = Instant::now();
+    register_all(by, &bundle, 0..operations);
     let took = begun.elapsed().as_secs_f64();
-    let proposals = parts.proposer.counts().proposals.load(Ordering::Relaxed) - before;
-    for (runtime, _) in all {
-        runtime.shutdown_background();
-    }
+    let proposals = proposals() - before;
+    all.into_iter().rev().for_each(|n| n.runtime.shutdown_background());
     #[expect(clippy::cast_precision_loss, reason = "for people")]
     (operations as f64 / took, proposals as f64 * 10_000.0 / operations as f64)
 }
 
-fn main() {
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let operations = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(100_000);
-    let operations = operations / (CALLERS * TOGETHER) * (CALLERS * TOGETHER);
-    println!("{operations} operations, nodes: operations a second, proposals for 10,000");
-    for count in [1, 3, 1, 3] {
-        let (rate, proposals) = measure(count, operations);
-        println!("{count}: {rate:.0}, {proposals:.1}");
+/// Prints the rates of one node and of three, in turns.
+pub fn rates(operations: u64, rounds: u64) {
+    println!("\n{operations} manifest operations alone, {CALLERS} callers with {TOGETHER} each");
+    println!("\n| nodes | a second, median | min | max | proposals for 10,000 |");
+    println!("|---|---|---|---|---|");
+    let mut found: [(Vec<f64>, Vec<f64>); 2] = Default::default();
+    for _ in 0..rounds {
+        for (at, nodes) in [1, 3].into_iter().enumerate() {
+            let (rate, proposals) = measure(nodes, operations);
+            found[at].0.push(rate);
+            found[at].1.push(proposals);
+        }
+    }
+    for (nodes, (rates, proposals)) in [1, 3].into_iter().zip(found) {
+        let (r, p) = (Sorted::of(rates), Sorted::of(proposals));
+        let (median, min, max) = (r.median(), r.min(), r.max());
+        println!("| {nodes} | {median:.0} | {min:.0} | {max:.0} | {:.1} |", p.max());
     }
 }

@@ -8,14 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use barque_bundle::ByteSize;
 use serde_json::Value;
 
 use super::process::{Running, barque, run_json};
-use super::{ROWS, Step, digest, files_below, number, print_table, sent, text};
+use super::stage::Stage;
+use super::{digest, files_below, number, sent, text};
 use crate::args::DemoArgs;
 use crate::command::Context;
-use crate::sample::{self, Plan};
 use crate::{exit, output};
 
 const SPOKES: [(&str, u64); 2] = [("rocket-01", 2000), ("submarine-01", 1000)];
@@ -31,21 +30,17 @@ struct Node {
 }
 
 struct Demo {
-    root: PathBuf,
+    stage: Stage,
     nodes: Vec<Node>,
-    steps: Vec<Step>,
-    json: bool,
 }
 
 pub fn run(context: &Context, args: &DemoArgs) -> anyhow::Result<u8> {
     ensure!(args.nodes > 2, "two nodes outlive none; --nodes takes 1, or 3 to 7");
     let folder = tempfile::Builder::new().prefix("barque-demo-").tempdir()?;
-    let root = folder.path().to_owned();
-    let json = context.global.json;
-    let mut demo = Demo { root, nodes: Vec::new(), steps: Vec::new(), json };
-    let started = Instant::now();
+    let stage = Stage::new(folder.path().to_owned(), context.global.json);
+    let mut demo = Demo { stage, nodes: Vec::new() };
     let outcome = demo.play(usize::from(args.nodes));
-    print_table(&demo.steps, json, started.elapsed());
+    demo.stage.print();
     outcome?;
     if args.keep {
         let root = folder.keep();
@@ -76,10 +71,7 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> anyhow::Result<bool>) -> anyh
 impl Demo {
     fn play(&mut self, nodes: usize) -> anyhow::Result<()> {
         for (seed, (spoke, files)) in (1..).zip(SPOKES.into_iter().chain([ISLAND])) {
-            let plan = Plan { files, rows: ROWS, large: None, seed };
-            let written = sample::write(&self.source(spoke), &plan, |_| ())?;
-            let result = format!("{} files, {}", written.files, ByteSize(written.bytes));
-            self.step(format!("sample data for {spoke}"), None, result);
+            self.stage.samples(spoke, files, None, seed)?;
         }
         for n in 0..nodes {
             self.add_node(n)?;
@@ -87,7 +79,11 @@ impl Demo {
         self.wait_until_whole()?;
         let listens = self.nodes.iter().map(|n| n.listen.clone()).collect();
         let balancer = balance(listens)?;
-        self.step("a balancer in front", None, format!("{balancer}, each connection to the next"));
+        self.stage.step(
+            "a balancer in front",
+            None,
+            format!("{balancer}, each connection to the next"),
+        );
         for (spoke, _) in SPOKES.into_iter().chain([ISLAND]) {
             self.enroll(spoke, &balancer)?;
         }
@@ -96,25 +92,8 @@ impl Demo {
         self.compare()
     }
 
-    fn step(&mut self, what: impl Into<String>, pid: Option<u32>, result: impl Into<String>) {
-        let pid = pid.map_or(String::new(), |p| p.to_string());
-        let step = Step { what: what.into(), pid, result: result.into() };
-        if !self.json {
-            output::say(&format!("{}: {}", step.what, step.result));
-        }
-        self.steps.push(step);
-    }
-
-    fn source(&self, spoke: &str) -> PathBuf {
-        self.root.join(spoke).join("source")
-    }
-
-    fn state(&self, spoke: &str) -> String {
-        self.root.join(spoke).join("state").display().to_string()
-    }
-
     fn add_node(&mut self, n: usize) -> anyhow::Result<()> {
-        let data = self.root.join(format!("node-{}", n + 1)).display().to_string();
+        let data = self.stage.root.join(format!("node-{}", n + 1)).display().to_string();
         match self.nodes.first() {
             None => drop(run_json(&["hub", "init", "--data", &data, "--json"])?),
             Some(first) => {
@@ -140,7 +119,7 @@ impl Demo {
         wait_for("the node is ready", || {
             Ok(run_json(&["hub", "status", "--data", &data, "--json"]).is_ok())
         })?;
-        self.step(format!("node {} serves", n + 1), Some(pid), url);
+        self.stage.step(format!("node {} serves", n + 1), Some(pid), url);
         Ok(())
     }
 
@@ -180,29 +159,19 @@ impl Demo {
         let pid = process.pid();
         process.kill()?;
         let what = format!("node {} leads: killed with -9", leader + 1);
-        self.step(what, Some(pid), when);
+        self.stage.step(what, Some(pid), when);
         Ok(leader)
     }
 
     fn enroll(&mut self, spoke: &str, balancer: &str) -> anyhow::Result<()> {
-        let by = self.nodes[0].data.clone();
-        let added = run_json(&["hub", "spoke", "add", spoke, "--data", &by, "--json"])?;
-        let (token, state) = (text(&added, "token"), self.state(spoke));
-        let source = self.source(spoke).display().to_string();
-        run_json(&["enroll", &token, "--state", &state, "--source", &source, "--json"])?;
-        let config = Path::new(&state).join("spoke.toml");
+        self.stage.enroll(spoke, &self.nodes[0].data)?;
+        let config = Path::new(&self.stage.state(spoke)).join("spoke.toml");
         let mut settings = std::fs::read_to_string(&config)?;
         for node in &self.nodes {
             settings = settings.replace(&node.listen, balancer);
         }
         std::fs::write(&config, settings)?;
-        self.step(format!("{spoke} enrolled"), None, "one-time token, root pinned");
         Ok(())
-    }
-
-    fn start_push(&self, spoke: &str) -> anyhow::Result<Running> {
-        let log = self.root.join(format!("{spoke}.log"));
-        Running::start_piped(&mut barque(&["push", "--state", &self.state(spoke), "--json"]), &log)
     }
 
     fn files_known(&self) -> anyhow::Result<u64> {
@@ -212,30 +181,24 @@ impl Demo {
 
     /// Both spokes push at once; the leader is killed when a third is known, and started at the end.
     fn push_through_a_kill(&mut self) -> anyhow::Result<()> {
-        let pushes = SPOKES.map(|(spoke, _)| self.start_push(spoke));
+        let pushes = SPOKES.map(|(spoke, _)| self.stage.start_push(spoke));
         let third = SPOKES.iter().map(|(_, n)| n).sum::<u64>() / 3;
         wait_for("a third is known", || Ok(self.files_known()? >= third))?;
         let known = self.files_known()?;
         let killed = self.kill_leader(&format!("{known} files were known"))?;
         for (push, (spoke, _)) in pushes.into_iter().zip(SPOKES) {
-            let (pid, code, report) = push?.report()?;
-            ensure!(code == exit::OK || code == exit::TRY_LATER, "{spoke} ended with {code}");
-            self.step(
-                format!("{spoke} pushes"),
-                Some(pid),
-                format!("{}, exit {code}", sent(&report)),
-            );
+            self.stage.end_push(spoke, push?)?;
         }
         for (spoke, _) in SPOKES {
             let mut last = None;
             wait_for("the rest is pushed", || {
-                let (pid, code, report) = self.start_push(spoke)?.report()?;
+                let (pid, code, report) = self.stage.start_push(spoke)?.report()?;
                 let is_done = code == exit::OK && number(&report, "left") == 0;
                 last = Some((pid, report));
                 Ok(is_done)
             })?;
             if let Some((pid, report)) = last {
-                self.step(format!("{spoke} pushes the rest"), Some(pid), sent(&report));
+                self.stage.step(format!("{spoke} pushes the rest"), Some(pid), sent(&report));
             }
         }
         self.start(killed)?;
@@ -245,24 +208,24 @@ impl Demo {
     /// A drive comes to a node that does not lead; the leader is killed meanwhile.
     fn import_through_a_kill(&mut self) -> anyhow::Result<()> {
         let (spoke, files) = ISLAND;
-        let (state, drive) = (self.state(spoke), self.root.join("drive"));
+        let (state, drive) = (self.stage.state(spoke), self.stage.root.join("drive"));
         std::fs::create_dir(&drive)?;
         let to = drive.display().to_string();
         let export = ["bundle", "export", &to, "--label", "drive 7", "--state", &state, "--json"];
         let bundle = text(&run_json(&export)?, "path");
-        self.step(format!("{spoke} exports to a drive"), None, format!("{files} files"));
+        self.stage.step(format!("{spoke} exports to a drive"), None, format!("{files} files"));
         let leader = self.leader()?;
         let importer = (leader + 1) % self.nodes.len();
         let data = self.nodes[importer].data.clone();
         let import = ["hub", "import", &bundle, "--data", &data, "--json"];
-        let log = self.root.join("import.log");
+        let log = self.stage.root.join("import.log");
         let importing = Running::start_piped(&mut barque(&import), &log)?;
         let killed = self.kill_leader("in the middle of an import")?;
         let pid = importing.pid();
         let first = importing.report();
         let said =
             first.map_or_else(|_| "broke off".to_owned(), |(_, code, _)| format!("exit {code}"));
-        self.step(format!("node {} imports the drive", importer + 1), Some(pid), said);
+        self.stage.step(format!("node {} imports the drive", importer + 1), Some(pid), said);
         wait_for("the drive is imported", || Ok(run_json(&import).is_ok()))?;
         let other =
             (0..self.nodes.len()).find(|n| *n != importer && *n != killed).unwrap_or(importer);
@@ -270,11 +233,8 @@ impl Demo {
         let again = run_json(&again)?;
         ensure!(text(&again, "reason") == "already imported", "imported twice: {again}");
         let what = format!("node {} is asked to", other + 1);
-        self.step(what, None, format!("already imported, {}", text(&again, "imported_at")));
-        let acked = run_json(&["bundle", "ack", &bundle, "--state", &state, "--json"])?;
-        let synced = acked.pointer("/receipts/0/synced").and_then(Value::as_u64).unwrap_or(0);
-        ensure!(synced == files, "{synced} of {files} files are synced: {acked}");
-        self.step("the drive is back", None, format!("{synced} files synced by the receipt"));
+        self.stage.step(what, None, format!("already imported, {}", text(&again, "imported_at")));
+        self.stage.acknowledge(spoke, &bundle, files)?;
         self.start(killed)?;
         self.wait_until_whole()
     }
@@ -297,7 +257,7 @@ impl Demo {
             let held = held.map_or(0, |v| number(v, "files_held"));
             let short = sha256.get(..16).unwrap_or_default();
             let what = format!("node {}", n + 1);
-            self.step(
+            self.stage.step(
                 what,
                 None,
                 format!("holds {held} files; position {position}, manifest {short}"),
@@ -305,7 +265,7 @@ impl Demo {
         }
         let mut equal = 0;
         for (spoke, _) in SPOKES.into_iter().chain([ISLAND]) {
-            let source = self.source(spoke);
+            let source = self.stage.source(spoke);
             for path in files_below(&source) {
                 let relative = Path::new(spoke).join(path.strip_prefix(&source)?);
                 let here = |n: &&Node| Path::new(&n.data).join("landing").join(&relative).exists();
@@ -320,11 +280,7 @@ impl Demo {
         }
         let known = self.files_known()?;
         ensure!(known == equal, "{known} files are known, {equal} were sent");
-        self.step(
-            "every landed file hashed",
-            None,
-            format!("{equal} equal their sources, 0 differ"),
-        );
+        self.stage.all_equal(equal);
         Ok(())
     }
 
@@ -333,8 +289,8 @@ impl Demo {
         output::line(&format!("\nall is in {}; the nodes run on:", root.display()));
         let mut watching = Vec::new();
         for (spoke, _) in SPOKES {
-            let log = self.root.join(format!("{spoke}.log"));
-            let args = ["push", "--watch", "--state", &self.state(spoke)];
+            let log = self.stage.root.join(format!("{spoke}.log"));
+            let args = ["push", "--watch", "--state", &self.stage.state(spoke)];
             watching.push((spoke, Running::start(&mut barque(&args), &log)?));
         }
         for (n, node) in self.nodes.iter_mut().enumerate() {
@@ -348,7 +304,8 @@ impl Demo {
             }
         }
         for (spoke, process) in watching {
-            let (pid, state, source) = (process.pid(), self.state(spoke), self.source(spoke));
+            let (pid, state, source) =
+                (process.pid(), self.stage.state(spoke), self.stage.source(spoke));
             output::line(&format!(
                 "  {spoke}, process {pid}, watches {}: barque status --state {state}",
                 source.display()

@@ -157,6 +157,14 @@ fn addresses(parts: &Parts) -> BTreeMap<String, String> {
     there.filter_map(|n| Some((hex_id(n.node_id), n.address.clone()?))).collect()
 }
 
+/// Waits for a while until the hub knows where this node is, which it tells at its start.
+async fn announced(parts: &Parts) {
+    let own = parts.identity.node_id;
+    let mut nodes = parts.cluster.watch_nodes();
+    let known = nodes.wait_for(|n| n.get(&own).is_some_and(|row| row.address.is_some()));
+    let _ = tokio::time::timeout(KNOWN_WAIT, known).await;
+}
+
 /// Makes a token by which one node may join.
 pub async fn invite(
     parts: &Parts,
@@ -164,6 +172,9 @@ pub async fn invite(
     secret: String,
     expires_at: Timestamp,
 ) -> Result<Token, Error> {
+    if parts.config.cluster_listen.is_some() {
+        announced(parts).await;
+    }
     let own = hex_id(parts.identity.node_id);
     let mut nodes: Vec<(String, String)> = addresses(parts).into_iter().collect();
     nodes.sort_by_key(|(node, _)| *node != own);

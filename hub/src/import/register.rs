@@ -1,18 +1,20 @@
-//! Gets a verified bundle agreed on, in batches of 1,000 in path order; each is visible before the
-//! next is proposed.
+//! Gets a verified bundle agreed on, in batches of 1,000 in path order (fewer beside others); each is
+//! visible before the next is proposed.
 
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use barque_bundle::fault::{self, Step};
 use barque_bundle::receipt::{LANDING_BLOCKED, Outcomes, Summary};
 use barque_bundle::{ErrorKind, Outcome, OutcomeLine};
 
 use super::intake::Verified;
+use super::pace::Pace;
 use super::{Job, scratch};
-use crate::command::{BATCH_OPERATIONS_MAX, Holder, ImportCounts, Operation};
+use crate::command::{Holder, ImportCounts, Operation};
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
 use crate::ledger::ImportFile;
@@ -52,10 +54,12 @@ pub(super) async fn all(parts: &Arc<Parts>, job: &Job, verified: &Verified) -> R
     let outcomes = Scratch(scratch(parts, &verified.key, "outcomes"));
     let file = File::create(&outcomes.0).map_err(Error::io("cannot write", &outcomes.0))?;
     let mut out = Outcomes::new(BufWriter::with_capacity(64 * 1024, file));
-    let limit = u32::try_from(BATCH_OPERATIONS_MAX).unwrap_or(u32::MAX);
+    let mut pace = Pace::new(parts.position.clone());
     let (mut after, mut unsettled) = (String::new(), 0);
     loop {
         job.require_going_on()?;
+        let limit = u32::try_from(pace.files()).unwrap_or(u32::MAX);
+        let begun = Instant::now();
         let (ledger, key, from) = (parts.ledger.clone(), verified.key.clone(), after.clone());
         let page =
             tokio::task::spawn_blocking(move || ledger.import_files(&key, &from, limit)).await;
@@ -82,6 +86,8 @@ pub(super) async fn all(parts: &Arc<Parts>, job: &Job, verified: &Verified) -> R
             }
         });
         fault::after(Step::ImportBatch);
+        let rest = pace.rest_after(lines.len() as u64, begun.elapsed());
+        tokio::time::sleep(rest).await;
     }
     if unsettled > 0 {
         let detail = format!(
