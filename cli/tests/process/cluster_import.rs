@@ -197,7 +197,7 @@ fn an_import_that_stands_still_is_taken_over_and_its_late_batch_is_fenced() {
     hub.signal(node, "-CONT");
     let late = importing.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&late.stderr);
-    assert!(late.status.code() == Some(4) && said.contains("taken over"), "{late:?}");
+    assert!(late.status.code() == Some(4) && said.contains("taken this import over"), "{late:?}");
     hub.wait_until_whole(3);
     hub.assert_equal();
     let listed = history(&hub.nodes[node].site, "s");
