@@ -366,7 +366,9 @@ pub fn keep_alive(socket: &impl std::os::fd::AsFd) -> io::Result<()> {
 pub fn give_way() {
     // Number 0 is the calling thread on Linux, and the whole process elsewhere.
     #[cfg(target_os = "linux")]
-    let _ = rustix::process::setpriority_process(None, GIVES_WAY);
+    if rustix::process::getpriority_process(None).is_ok_and(|now| now < GIVES_WAY) {
+        let _ = rustix::process::setpriority_process(None, GIVES_WAY);
+    }
 }
 
 /// Stops this process until it is told to continue, as a job is stopped by its shell.

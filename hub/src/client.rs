@@ -256,6 +256,7 @@ const NODE_WINDOW: u32 = 4 << 20;
 /// A node's calls to other nodes: over HTTP/2, each to the node that its certificate names.
 pub struct NodeClient {
     raft: reqwest::Client,
+    log: reqwest::Client,
     work: reqwest::Client,
     hosts: Arc<Hosts>,
     is_plain: bool,
@@ -321,7 +322,13 @@ impl NodeClient {
                 .build()
                 .map_err(|e| Error::Tls(e.to_string()))
         };
-        Ok(Self { raft: client()?, work: client()?, hosts: Arc::clone(&hosts), is_plain })
+        Ok(Self {
+            raft: client()?,
+            log: client()?,
+            work: client()?,
+            hosts: Arc::clone(&hosts),
+            is_plain,
+        })
     }
 
     fn url(&self, node_id: u64, address: &str, path: &str) -> Result<String, WireError> {
@@ -354,6 +361,7 @@ impl Wire for NodeClient {
             let url = self.url(node_id, address, &call.path)?;
             let client = match lane {
                 Lane::Raft => &self.raft,
+                Lane::Log => &self.log,
                 Lane::Work => &self.work,
             };
             let body = reqwest::Body::wrap_stream(call.body.into_data_stream());

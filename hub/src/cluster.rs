@@ -8,6 +8,7 @@ pub mod door;
 pub mod home;
 pub mod join;
 pub mod rotate;
+pub mod seal;
 pub mod tasks;
 pub mod tls;
 pub mod token;
@@ -21,7 +22,7 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, header};
 use barque_bundle::wire::Problem;
 use barque_bundle::{ErrorKind, HubEpoch, HubId};
-use barque_raft::{Node, ProposeError, Transport, TransportError};
+use barque_raft::{Node, ProposeError, Transport, TransportError, Weight};
 use tokio::sync::watch;
 
 use crate::command::{NodeState, VERSION};
@@ -340,6 +341,13 @@ impl Cluster {
             || self.contact(node_id).heard_at.is_some_and(|at| at.elapsed() < ALIVE)
     }
 
+    /// Whether a node could help to agree on something: it lives, is of this hub, and has room.
+    pub fn can_agree(&self, node_id: u64) -> bool {
+        let contact = self.contact(node_id);
+        let is_able = contact.disagrees.is_none() && contact.says.is_some_and(|s| s.has_room);
+        node_id == self.node_id || (self.is_alive(node_id) && is_able)
+    }
+
     /// Whether a node that is known here says that another one is a node of this hub, with this key.
     pub async fn is_vouched_for(&self, node_id: u64, key: Option<String>) -> bool {
         let fits = |known: &String| key.as_ref().is_none_or(|key| key == known);
@@ -512,9 +520,13 @@ impl Transport for RaftTransport {
         target: u64,
         address: &'a str,
         request: Vec<u8>,
-        bulk: bool,
+        weight: Weight,
     ) -> barque_raft::transport::Answer<'a> {
-        let lane = if bulk { Lane::Work } else { Lane::Raft };
+        let lane = match weight {
+            Weight::Light => Lane::Raft,
+            Weight::Entries => Lane::Log,
+            Weight::Snapshot => Lane::Work,
+        };
         Box::pin(async move {
             let answer = self.0.ask(target, lane, door::RAFT, request, RAFT_WAIT).await;
             answer.map(|bytes| bytes.to_vec()).map_err(|e| TransportError {

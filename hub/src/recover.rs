@@ -21,6 +21,8 @@ use crate::stores;
 pub struct Plan {
     pub node_id: u64,
     pub position: u64,
+    /// Term and index of the last entry of its log.
+    pub last_log: Option<(u64, u64)>,
     pub files: u64,
     /// Nodes that are given up.
     pub gone: Vec<NodeRow>,
@@ -32,12 +34,13 @@ pub struct Plan {
 pub fn plan(data: &Path) -> Result<Plan, Error> {
     let identity = Identity::load(data)?;
     let _lock = stores::lock(data)?;
-    let manifest = Manifest::open(&DataFolder(data).manifest_db())?;
-    plan_of(&identity, &manifest)
+    let folder = DataFolder(data);
+    let manifest = Manifest::open(&folder.manifest_db())?;
+    plan_of(&identity, &manifest, &LogStore::open(&folder.raft_db())?)
 }
 
-fn plan_of(identity: &Identity, manifest: &Manifest) -> Result<Plan, Error> {
-    let own = identity.node_id;
+fn plan_of(identity: &Identity, manifest: &Manifest, log: &LogStore) -> Result<Plan, Error> {
+    let (own, last_log) = (identity.node_id, log.last_id()?);
     let nodes: Nodes = manifest.watch_nodes().borrow().clone();
     let gone = nodes.values().filter(|n| n.node_id != own && n.state != NodeState::Removed);
     manifest.readers().read(|c| {
@@ -46,6 +49,7 @@ fn plan_of(identity: &Identity, manifest: &Manifest) -> Result<Plan, Error> {
         Ok(Plan {
             node_id: own,
             position: query::counter(c, "position")?,
+            last_log,
             files,
             gone: gone.cloned().collect(),
             files_elsewhere: files.saturating_sub(held),
@@ -60,7 +64,7 @@ pub fn recover(data: &Path, entropy: [u8; 10], now: Timestamp) -> Result<Plan, E
     let folder = DataFolder(data);
     let log = LogStore::open(&folder.raft_db())?;
     let mut manifest = Manifest::open(&folder.manifest_db())?;
-    let plan = plan_of(&identity, &manifest)?;
+    let plan = plan_of(&identity, &manifest, &log)?;
     let Some((_, before)) = manifest.readers().read(query::hub)? else {
         return Err(Error::Unusable(format!(
             "{} knows nothing of its hub yet; recover from another node",
@@ -75,7 +79,7 @@ pub fn recover(data: &Path, entropy: [u8; 10], now: Timestamp) -> Result<Plan, E
     }
     let command = Command::Recover(Recover { node_id: identity.node_id, hub_epoch });
     let command = command::encode(&Envelope { at: now, command });
-    barque_raft::recover(&log, &mut manifest, &command)
+    barque_raft::recover(&log, &mut manifest, data, &command)
         .map_err(|e| Error::Unusable(e.to_string()))?;
     Ok(plan)
 }

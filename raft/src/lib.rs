@@ -23,4 +23,4 @@ pub use node::{Limits, Node, NodeStatus, ProposeError, StartError};
 pub use recover::{RecoverError, Recovered, recover};
 pub use snapshot::{SnapshotFile, SnapshotView};
 pub use state_machine::{StateMachine, applied_index};
-pub use transport::{Alone, Transport, TransportError};
+pub use transport::{Alone, Transport, TransportError, Weight};

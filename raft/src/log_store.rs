@@ -123,6 +123,22 @@ impl LogStore {
         of(&c).map_err(|source| LogStoreError::Sqlite { path: self.path.clone(), source })
     }
 
+    /// Term and index of the last entry, also of one that was cut off since; none before the first. Of
+    /// two logs the one with the higher term, then the higher index, has all that was agreed on.
+    pub fn last_id(&self) -> Result<Option<(u64, u64)>, LogStoreError> {
+        let of = || -> rusqlite::Result<Option<LogId>> {
+            let last: Option<i64> =
+                self.lock().query_row("SELECT max(log_index) FROM log", [], |r| r.get(0))?;
+            match last.and_then(|n| u64::try_from(n).ok()) {
+                Some(index) => Ok(self.from(index)?.last().map(|entry| entry.log_id)),
+                None => get(&self.lock(), "purged"),
+            }
+        };
+        let last =
+            of().map_err(|source| LogStoreError::Sqlite { path: self.path.clone(), source })?;
+        Ok(last.map(|id| (id.leader_id.term, id.index)))
+    }
+
     /// All entries from an index on.
     pub(crate) fn from(&self, index: u64) -> rusqlite::Result<Vec<Entry>> {
         self.entries(index.., usize::MAX)

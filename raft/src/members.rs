@@ -71,10 +71,11 @@ fn next_step(
     }
     // The last voter stays: without one nothing could ever be agreed again.
     let stays = |id: &u64| wanted.get(id) == Some(&true);
-    // Nor does one go whose going would leave most of the others silent.
+    // Nor does one go whose going would leave most of the others silent, or without most of the log.
     let may_go = |gone: &&u64| {
         let left: Vec<u64> = present.voters.iter().copied().filter(|id| id != *gone).collect();
-        !stays(gone) && left.iter().filter(|id| is_alive(**id)).count() > left.len() / 2
+        let able = left.iter().filter(|id| is_alive(**id) && caught_up(**id)).count();
+        !stays(gone) && able > left.len() / 2
     };
     if present.voters.iter().any(stays)
         && let Some(id) = present.voters.iter().find(may_go)
@@ -86,7 +87,8 @@ fn next_step(
 
 impl Node {
     /// Makes one step towards `wanted` (node id to whether it votes); true when one was made. Only
-    /// the leader makes any, and none that would leave most voters silent. A learner becomes a voter once it has nearly all of the log.
+    /// the leader makes any, and none that would leave most voters unable to agree. A learner becomes
+    /// a voter once it has nearly all of the log.
     pub async fn approach_members(
         &self,
         wanted: &BTreeMap<u64, bool>,
@@ -97,9 +99,10 @@ impl Node {
             return Ok(false);
         }
         let last = metrics.last_log_index.unwrap_or(0);
+        let own = self.node_id();
         let caught_up = |id: u64| {
             let matched = metrics.replication.as_ref().and_then(|r| r.get(&id)).copied().flatten();
-            matched.is_some_and(|m| m.index + CAUGHT_UP_ENTRIES >= last)
+            id == own || matched.is_some_and(|m| m.index + CAUGHT_UP_ENTRIES >= last)
         };
         let Some(step) = next_step(&Present::of(&metrics), wanted, caught_up, is_alive) else {
             return Ok(false);
@@ -178,6 +181,13 @@ mod tests {
         assert_eq!(dead(&present(&[1, 2, 3], &[]), &[(2, true), (3, true)], 3), None);
         let gone = Step::RemoveVoter { node_id: 1, stays: false };
         assert_eq!(dead(&present(&[1, 2, 3], &[]), &[(2, true), (3, true)], 1), Some(gone));
+        // Nor when one of the two others has a disk that is full, and lags.
+        let lags = |lagging: u64| {
+            let wanted = wanted(&[(2, true), (3, true)]);
+            next_step(&present(&[1, 2, 3], &[]), &wanted, |id| id != lagging, |_| true)
+        };
+        assert_eq!(lags(3), None);
+        assert!(lags(1).is_some());
         // A silent learner is not made a voter.
         assert_eq!(dead(&present(&[1], &[2]), &[(1, true), (2, true)], 2), None);
         let half = Present { is_joint: true, ..present(&[1, 2], &[]) };

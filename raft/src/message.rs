@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
 use crate::snapshot;
-use crate::transport::Transport;
+use crate::transport::{Transport, Weight};
 use crate::types::{LogId, Snapshot, SnapshotMeta, TypeConfig, Vote};
 
 /// How often a piece is sent again before the snapshot is given up.
@@ -108,10 +108,14 @@ struct Line<T> {
 
 impl<T: Transport> Line<T> {
     async fn call(&self, request: &Request) -> Result<Response, Unreachable> {
-        let bulk = matches!(request, Request::Piece(_));
+        let weight = match request {
+            Request::Piece(_) => Weight::Snapshot,
+            Request::Append(rpc) if !rpc.entries.is_empty() => Weight::Entries,
+            Request::Append(_) | Request::Vote(_) => Weight::Light,
+        };
         let answer = self
             .transport
-            .call(self.target, &self.address, encode(request), bulk)
+            .call(self.target, &self.address, encode(request), weight)
             .await
             .map_err(|e| Unreachable::new(&e))?;
         decode(&answer).map_err(|e| Unreachable::new(&e))
@@ -252,10 +256,14 @@ impl<T: Transport> Client<T> {
                     offset = next;
                 }
                 Response::Piece(Ok(PieceAnswer::Installed(answer))) => return Ok(answer),
+                // Asked again without any bytes.
                 Response::Piece(Ok(PieceAnswer::Installing)) => {
+                    offset = file.metadata().map_err(|e| NetworkError::new(&e))?.len();
                     tokio::time::sleep(PIECE_AGAIN).await;
                 }
-                Response::Busy(_) | Response::Piece(Ok(PieceAnswer::NotKept { .. }))
+                // However long its disk is full: another copy would not help.
+                Response::Busy(_) => tokio::time::sleep(PIECE_AGAIN).await,
+                Response::Piece(Ok(PieceAnswer::NotKept { .. }))
                     if failures < PIECE_FAILURES_MAX =>
                 {
                     failures += 1;

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use openraft::error::{CheckIsLeaderError, ClientWriteError, Fatal, InitializeError, RaftError};
-use openraft::raft::SnapshotResponse;
 use openraft::{BasicNode, Config, SnapshotPolicy};
 use tokio::sync::Mutex;
 
@@ -17,7 +16,7 @@ use crate::snapshot::{self, SnapshotFile};
 use crate::stall::Stall;
 use crate::state_machine::{Adapter, Applied, StateMachine};
 use crate::transport::Transport;
-use crate::types::{Command, Snapshot, TypeConfig};
+use crate::types::{Command, Snapshot, TypeConfig, Vote};
 
 type Raft = openraft::Raft<TypeConfig>;
 
@@ -44,6 +43,8 @@ impl Default for Limits {
     }
 }
 
+/// How long a snapshot waits for its next piece.
+const ARRIVING_KEPT: Duration = Duration::from_secs(3600);
 /// How often the log is looked at.
 const LOG_CHECK: Duration = Duration::from_millis(500);
 /// How often a wait looks whether the node still runs.
@@ -90,8 +91,9 @@ pub struct NodeStatus {
 
 /// A snapshot that is whole and is being taken over.
 struct Incoming {
+    vote: Vote,
     sha256: Vec<u8>,
-    task: tokio::task::JoinHandle<Result<SnapshotResponse<u64>, Fatal<u64>>>,
+    task: tokio::task::JoinHandle<Result<PieceAnswer, Fatal<u64>>>,
 }
 
 /// A running node with a runtime of its own, so that busy callers do not delay heartbeats.
@@ -155,6 +157,7 @@ impl Node {
             .map_err(|_| StartError::Raft("the starting thread panicked".to_owned()))?
             .map_err(|e| StartError::Raft(e.to_string()))?;
         runtime.spawn(keep_short(raft.clone(), kept, limits));
+        runtime.spawn(forget_arriving(folder.clone()));
         let incoming = Mutex::new(None);
         let is_resigning = AtomicBool::new(false);
         Ok(Self { raft, node_id, runtime: Some(runtime), incoming, folder, stall, is_resigning })
@@ -340,45 +343,37 @@ impl Node {
     async fn take_piece(&self, piece: SnapshotPiece) -> Result<PieceAnswer, Fatal<u64>> {
         let mut incoming = self.incoming.lock().await;
         if let Some(under_way) = incoming.as_mut() {
+            // What became of it under one leader is no answer to another one.
+            let is_same = under_way.sha256 == piece.sha256 && under_way.vote == piece.vote;
             if !under_way.task.is_finished() {
-                return Ok(match under_way.sha256 == piece.sha256 {
+                return Ok(match is_same {
                     true => PieceAnswer::Installing,
                     false => PieceAnswer::NotKept { why: "another one is taken over".to_owned() },
                 });
             }
-            let is_same = under_way.sha256 == piece.sha256;
             if let Some(done) = incoming.take()
                 && is_same
                 && let Ok(answer) = done.task.await
             {
-                return answer.map(PieceAnswer::Installed);
+                return answer;
             }
         }
         let path = snapshot::arriving(&self.folder, &piece.sha256);
-        let folder = self.folder.clone();
+        let (folder, to) = (self.folder.clone(), path.clone());
         let kept = tokio::task::spawn_blocking(move || {
-            let kept = snapshot::write_piece(&folder, &path, &piece).and_then(|offset| {
-                let is_whole = piece.done && offset == piece.offset + piece.data.len() as u64;
-                let file = is_whole.then(|| snapshot::accept(&folder, &path, &piece.sha256));
-                Ok((offset, file.transpose()?))
-            });
-            (kept, piece)
+            (snapshot::write_piece(&folder, &to, &piece), piece)
         });
-        let Ok((kept, piece)) = kept.await else {
-            return Ok(PieceAnswer::NotKept { why: "its thread ended badly".to_owned() });
-        };
+        let Ok((kept, piece)) = kept.await else { return Ok(ended_badly()) };
         match kept {
-            Ok((offset, None)) => Ok(PieceAnswer::Continue { offset }),
-            Ok((_, Some(file))) => {
-                let sha256 = piece.sha256.clone();
-                let task = tokio::spawn(install(self.raft.clone(), piece, file));
-                *incoming = Some(Incoming { sha256, task });
+            // On a task of its own, noted before anything happens: the caller may go away.
+            Ok(offset) if piece.done && offset == piece.offset + piece.data.len() as u64 => {
+                let (vote, sha256) = (piece.vote, piece.sha256.clone());
+                let task = install(self.raft.clone(), self.folder.clone(), path, piece);
+                *incoming = Some(Incoming { vote, sha256, task: tokio::spawn(task) });
                 Ok(PieceAnswer::Installing)
             }
-            Err(e) => {
-                tracing::error!(error = %e, "a snapshot piece was not kept");
-                Ok(PieceAnswer::NotKept { why: e.to_string() })
-            }
+            Ok(offset) => Ok(PieceAnswer::Continue { offset }),
+            Err(e) => Ok(not_kept(&e)),
         }
     }
 
@@ -401,12 +396,30 @@ impl Drop for Node {
     }
 }
 
+fn not_kept(e: &std::io::Error) -> PieceAnswer {
+    tracing::error!(error = %e, "a snapshot was not kept");
+    PieceAnswer::NotKept { why: e.to_string() }
+}
+
+fn ended_badly() -> PieceAnswer {
+    PieceAnswer::NotKept { why: "its thread ended badly".to_owned() }
+}
+
 /// Gives a whole snapshot to Raft; what it does not need any more goes.
 async fn install(
     raft: Raft,
+    folder: PathBuf,
+    arrived: PathBuf,
     piece: SnapshotPiece,
-    file: PathBuf,
-) -> Result<SnapshotResponse<u64>, Fatal<u64>> {
+) -> Result<PieceAnswer, Fatal<u64>> {
+    let sha256 = piece.sha256;
+    let accepted =
+        tokio::task::spawn_blocking(move || snapshot::accept(&folder, &arrived, &sha256));
+    let file = match accepted.await {
+        Ok(Ok(file)) => file,
+        Ok(Err(e)) => return Ok(not_kept(&e)),
+        Err(_) => return Ok(ended_badly()),
+    };
     let snapshot =
         Snapshot { meta: piece.meta, snapshot: Box::new(SnapshotFile::File(file.clone())) };
     let answer = raft.install_full_snapshot(piece.vote, snapshot).await;
@@ -414,12 +427,12 @@ async fn install(
         // Older than what is applied here, it was not taken over.
         let _ = std::fs::remove_file(file);
     }
-    answer
+    answer.map(PieceAnswer::Installed)
 }
 
 /// Finishes the taking over of a snapshot that a crash broke off: the log may be cut up to it, so that
 /// nothing else leads there.
-fn finish_install<M: StateMachine>(
+pub(crate) fn finish_install<M: StateMachine>(
     folder: &std::path::Path,
     log: &LogStore,
     machine: &mut M,
@@ -437,6 +450,19 @@ fn finish_install<M: StateMachine>(
     }
     let _ = std::fs::remove_file(file);
     Ok(())
+}
+
+/// Removes now and then what is left of a snapshot that comes no more.
+async fn forget_arriving(folder: PathBuf) {
+    loop {
+        let looking = folder.clone();
+        let looked =
+            tokio::task::spawn_blocking(move || snapshot::forget_arriving(&looking, ARRIVING_KEPT));
+        if let Ok(Err(e)) = looked.await {
+            tracing::warn!(error = %e, "what is left of snapshots is not removed");
+        }
+        tokio::time::sleep(ARRIVING_KEPT / 4).await;
+    }
 }
 
 /// Cuts the log to its limits, and sees to it that it can be cut. Openraft keeps what the state

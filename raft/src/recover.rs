@@ -5,10 +5,12 @@
 //! later term, with this node as its only member.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use openraft::{BasicNode, LeaderId, Membership};
 
 use crate::log_store::LogStore;
+use crate::node::finish_install;
 use crate::state_machine::{Applied, StateMachine, apply_entries};
 use crate::types::{LogId, StoredMembership, Vote};
 
@@ -30,14 +32,22 @@ pub struct Recovered {
 }
 
 /// Makes a node the only member of its cluster, and applies `command` as the first of its new life.
-/// It may be run again after a crash in the middle.
+/// It may be run again after a crash in the middle. A snapshot that had come whole to `folder`, the one
+/// that the node is started with, is taken over first.
 pub fn recover<M: StateMachine>(
     log: &LogStore,
     machine: &mut M,
+    folder: &Path,
     command: &[u8],
 ) -> Result<Recovered, RecoverError> {
+    finish_install(folder, log, machine).map_err(failed)?;
     let applied = Applied::of(machine).map_err(failed)?;
     let next = applied.last.map_or(0, |id| id.index + 1);
+    if let Some(purged) = log.purged().map_err(failed)?.filter(|purged| *purged >= next) {
+        return Err(RecoverError(format!(
+            "its log was cut up to entry {purged}, and its state has only those before {next}"
+        )));
+    }
     let tail = log.from(next).map_err(failed)?;
     // A gap would mean that something that was agreed is not here at all.
     let is_whole = tail.iter().zip(next..).all(|(entry, index)| entry.log_id.index == index);

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::message::SnapshotPiece;
 
@@ -84,6 +85,17 @@ pub(crate) fn clean_up(folder: &Path) -> io::Result<()> {
     })
 }
 
+/// Removes what no piece has come of for so long: its sender goes on otherwise.
+pub(crate) fn forget_arriving(folder: &Path, silent_for: Duration) -> io::Result<()> {
+    each(folder, |name, path| {
+        let modified = fs::metadata(path).and_then(|m| m.modified()).ok();
+        let silence = modified.and_then(|at| at.elapsed().ok());
+        if name.starts_with(ARRIVING) && silence.is_some_and(|s| s > silent_for) {
+            let _ = fs::remove_file(path);
+        }
+    })
+}
+
 /// SHA-256 of a whole file.
 pub(crate) fn digest(path: &Path) -> io::Result<Vec<u8>> {
     use sha2::Digest as _;
@@ -104,6 +116,8 @@ pub(crate) fn accept(folder: &Path, arrived: &Path, sha256: &[u8]) -> io::Result
         fs::remove_file(arrived)?;
         return Err(io::Error::other("the snapshot is not what was sent; it comes again"));
     }
+    // Whoever wrote its last piece may have died before it was durable.
+    fs::File::open(arrived)?.sync_all()?;
     let to = installing(folder);
     fs::rename(arrived, &to)?;
     fs::File::open(folder)?.sync_all()?;

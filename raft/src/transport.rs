@@ -14,15 +14,26 @@ pub struct TransportError {
 
 pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Vec<u8>, TransportError>> + Send + 'a>>;
 
-/// Carries one request to a node, whose [`crate::Node::handle`] answers it. One that is bulk must not
-/// hold others up.
+/// How much a request carries: one that carries more must not hold one up that carries less, so that a
+/// node behind a slow line hears from its leader in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weight {
+    /// A heartbeat, a vote.
+    Light,
+    /// Entries of the log.
+    Entries,
+    /// A piece of a snapshot.
+    Snapshot,
+}
+
+/// Carries one request to a node, whose [`crate::Node::handle`] answers it.
 pub trait Transport: Send + Sync + 'static {
     fn call<'a>(
         &'a self,
         target: u64,
         address: &'a str,
         request: Vec<u8>,
-        bulk: bool,
+        weight: Weight,
     ) -> Answer<'a>;
 }
 
@@ -30,7 +41,7 @@ pub trait Transport: Send + Sync + 'static {
 pub struct Alone;
 
 impl Transport for Alone {
-    fn call<'a>(&'a self, target: u64, address: &'a str, _: Vec<u8>, _: bool) -> Answer<'a> {
+    fn call<'a>(&'a self, target: u64, address: &'a str, _: Vec<u8>, _: Weight) -> Answer<'a> {
         let why = "this hub is a cluster of one".to_owned();
         Box::pin(async move { Err(TransportError { target, address: address.to_owned(), why }) })
     }

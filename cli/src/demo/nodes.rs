@@ -165,12 +165,18 @@ impl Demo {
 
     fn enroll(&mut self, spoke: &str, balancer: &str) -> anyhow::Result<()> {
         self.stage.enroll(spoke, &self.nodes[0].data)?;
+        self.call(spoke, &[balancer.to_owned()])
+    }
+
+    /// Leaves these addresses, and no others, to a spoke's hub.
+    fn call(&self, spoke: &str, addresses: &[String]) -> anyhow::Result<()> {
         let config = Path::new(&self.stage.state(spoke)).join("spoke.toml");
-        let mut settings = std::fs::read_to_string(&config)?;
-        for node in &self.nodes {
-            settings = settings.replace(&node.listen, balancer);
-        }
-        std::fs::write(&config, settings)?;
+        let settings = std::fs::read_to_string(&config)?;
+        let list = settings.split_once("urls = [");
+        let list = list.and_then(|(before, rest)| Some((before, rest.split_once(']')?.1)));
+        let (before, after) = list.with_context(|| format!("no urls in {}", config.display()))?;
+        let urls: Vec<String> = addresses.iter().map(|a| format!("\"https://{a}\"")).collect();
+        std::fs::write(&config, format!("{before}urls = [{}]{after}", urls.join(", ")))?;
         Ok(())
     }
 
@@ -288,7 +294,10 @@ impl Demo {
     fn leave(&mut self, root: &Path) -> anyhow::Result<()> {
         output::line(&format!("\nall is in {}; the nodes run on:", root.display()));
         let mut watching = Vec::new();
+        let listens: Vec<String> = self.nodes.iter().map(|n| n.listen.clone()).collect();
         for (spoke, _) in SPOKES {
+            // The balancer ends with the demo.
+            self.call(spoke, &listens)?;
             let log = self.stage.root.join(format!("{spoke}.log"));
             let args = ["push", "--watch", "--state", &self.stage.state(spoke)];
             watching.push((spoke, Running::start(&mut barque(&args), &log)?));

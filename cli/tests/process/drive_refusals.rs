@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::drives::{Ended, ack, drive, exported, fill, import};
 use crate::forge::{Forge, Member, member};
-use crate::site::{Site, barque, run, tiny, tree};
+use crate::nodes::dump;
+use crate::site::{Site, barque, run, tiny, tree, wait_for};
 use crate::{lacks_shared, shared, trial};
 
 pub fn trials() -> Vec<Trial> {
@@ -314,6 +315,9 @@ fn every_damage_to_a_folder_is_refused_by_its_word() {
         assert_ne!(refused.code, 0, "{name}: {refused:?}");
         nothing_is_visible(&site, name);
     }
+    // Another node need not wait for one that gave up.
+    let claims = || dump(&site.data()).contains("import_claims: ");
+    wait_for("no refused import keeps its claim", || !claims());
     let path = genuine.display().to_string();
     assert_eq!(import(&site, &path, &[]).code, 0);
     site.assert_landed(&[&spoke]);

@@ -18,7 +18,7 @@ use barque_raft::ProposeError;
 use serde::{Deserialize, Serialize};
 use tower::ServiceExt as _;
 
-use super::{CLUSTER_HEADER, HOP_HEADER, NODE_HEADER, home, join, no_leader, raft_stopped};
+use super::{CLUSTER_HEADER, HOP_HEADER, NODE_HEADER, home, join, no_leader, raft_stopped, seal};
 use crate::command::NodeState;
 use crate::error::{Error, Refusal};
 use crate::http::Problem;
@@ -41,6 +41,8 @@ pub const FORWARD: &str = "/cluster/v1/forward";
 const MESSAGE_MAX_BYTES: usize = 16 << 20;
 const READ_INDEX_WAIT: Duration = Duration::from_secs(2);
 const SMALL_MAX_BYTES: usize = 64 << 10;
+/// How long the body of a message may take.
+const BODY_WAIT: Duration = Duration::from_secs(60);
 
 /// Who is at the other end of a TLS connection, as its certificate says.
 #[derive(Clone, Debug)]
@@ -215,9 +217,12 @@ async fn raft(State(parts): State<Arc<Parts>>, body: Body) -> Result<Vec<u8>, Pr
     Ok(parts.node.handle(&message).await)
 }
 
+/// A whole body, which has to come in time.
 async fn whole(body: Body, max: usize) -> Result<Bytes, Refusal> {
-    axum::body::to_bytes(body, max)
-        .await
+    let bytes = tokio::time::timeout(BODY_WAIT, axum::body::to_bytes(body, max)).await;
+    let late = |_| Refusal::new(ErrorKind::Unknown, "body_late", "the body did not come in time");
+    bytes
+        .map_err(late)?
         .map_err(|e| Refusal::new(ErrorKind::Invalid, "body_malformed", e.to_string()))
 }
 
@@ -285,14 +290,14 @@ async fn token(State(parts): State<Arc<Parts>>, body: Body) -> Result<Json<bool>
     Ok(Json(true))
 }
 
-async fn join(State(parts): State<Arc<Parts>>, body: Body) -> Result<Json<join::Sealed>, Problem> {
+async fn join(State(parts): State<Arc<Parts>>, body: Body) -> Result<Json<seal::Sealed>, Problem> {
     parts.cluster.require_inside()?;
-    // Anybody may call this one.
+    // Anybody may call this one: a place is for what has come whole.
+    let bytes = whole(body, SMALL_MAX_BYTES).await?;
     let _place = parts.enrollments.try_acquire().map_err(|_| {
         Refusal::new(ErrorKind::Unavailable, "hub_busy", "too many ask at once; try again")
     })?;
-    let bytes = whole(body, SMALL_MAX_BYTES).await?;
-    let request: join::Request = serde_json::from_slice(&bytes)
+    let request: seal::Request = serde_json::from_slice(&bytes)
         .map_err(|e| Refusal::new(ErrorKind::Invalid, "body_malformed", e.to_string()))?;
     let taking = parts.work.clone();
     let taken = Arc::clone(&parts);

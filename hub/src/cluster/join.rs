@@ -1,6 +1,6 @@
 //! How a node becomes one: an operator's one-use token, the hub's root over a pinned connection.
 //!
-//! The answer is sealed with the token's secret, so that it is nobody's on a plain line either.
+//! The answer opens for the asker alone (`seal`), so that it is nobody's on a plain line either.
 //!
 //! Every node holds the root key and the TLS authority, so that any of them can do what the first
 //! could, and the hub outlives it: each data folder has to be guarded as the first one.
@@ -10,15 +10,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use barque_bundle::digest::{hex, length_prefixed, unhex};
 use barque_bundle::key::NodeCertificate;
 use barque_bundle::{ErrorKind, HubId, PublicKey, SecretKey, Sha256Digest, Timestamp, platform};
 use barque_raft::LogStore;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use serde::{Deserialize, Serialize};
 
+use super::seal::{self, Request, Sealed};
 use super::token;
 use crate::client::{ClientError, NodeClient};
 use crate::command::{Command, CommandRefusal, InviteNode, JoinNode, NodeState, Reply};
@@ -31,7 +30,6 @@ use crate::tls;
 
 const PREFIX: &str = "barque-join-";
 const KNOWN_WAIT: Duration = Duration::from_secs(5);
-const PROOF_LABEL: &str = "barque-join-v1";
 
 /// What a join token carries.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -62,76 +60,6 @@ impl Token {
                  starting with {PREFIX}"
             ))
         })
-    }
-}
-
-/// A node asks to be let in. The secret itself never leaves the token: what goes over the line shows
-/// that it is known, and names it by a digest of its digest.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Request {
-    pub invitation: Sha256Digest,
-    pub node_id: String,
-    pub public_key: PublicKey,
-    /// Hex of the key's signature over hub, node id and invitation: it owns what it hands in.
-    pub proof: String,
-    /// Over hub, node id and key, by who knows the secret.
-    pub mac: Sha256Digest,
-}
-
-/// The hub's keys, for whoever has the token and nobody else on the line.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Sealed {
-    pub nonce: String,
-    pub sealed: String,
-}
-
-/// What both sides make of a secret's digest, which the manifest keeps.
-struct Shared<'a> {
-    secret_hash: &'a Sha256Digest,
-    hub: &'a str,
-    node_id: &'a str,
-    public_key: &'a PublicKey,
-}
-
-impl Shared<'_> {
-    fn invitation(secret_hash: &Sha256Digest) -> Sha256Digest {
-        Sha256Digest::of(&length_prefixed(&[b"barque-join-id-v1", secret_hash.as_bytes()]))
-    }
-
-    fn derive(&self, label: &[u8]) -> Sha256Digest {
-        let key = self.public_key.as_bytes();
-        let (hash, hub) = (self.secret_hash.as_bytes(), self.hub.as_bytes());
-        Sha256Digest::of(&length_prefixed(&[label, hash, hub, self.node_id.as_bytes(), key]))
-    }
-
-    fn mac(&self) -> Sha256Digest {
-        self.derive(b"barque-join-mac-v1")
-    }
-
-    /// ChaCha20-Poly1305 (RFC 8439) under a key for this node and this answer.
-    fn key(&self) -> Result<LessSafeKey, Error> {
-        let key = self.derive(b"barque-join-seal-v1");
-        let key = UnboundKey::new(&CHACHA20_POLY1305, key.as_bytes());
-        key.map(LessSafeKey::new).map_err(|_| Error::Tls("a key has another length".to_owned()))
-    }
-
-    fn seal(&self, answer: &Answer, nonce: [u8; 12]) -> Result<Sealed, Error> {
-        let mut bytes = serde_json::to_vec(answer).map_err(|e| Error::Malformed(e.to_string()))?;
-        let unique = Nonce::assume_unique_for_key(nonce);
-        self.key()?
-            .seal_in_place_append_tag(unique, Aad::empty(), &mut bytes)
-            .map_err(|_| Error::Tls("an answer cannot be sealed".to_owned()))?;
-        Ok(Sealed { nonce: hex(&nonce), sealed: URL_SAFE_NO_PAD.encode(bytes) })
-    }
-
-    fn open(&self, sealed: &Sealed) -> Result<Answer, Error> {
-        let foreign =
-            || Error::Unusable("what answered does not know the token's secret".to_owned());
-        let nonce = unhex(&sealed.nonce).ok_or_else(foreign)?;
-        let nonce = Nonce::try_assume_unique_for_key(&nonce).map_err(|_| foreign())?;
-        let mut bytes = URL_SAFE_NO_PAD.decode(&sealed.sealed).map_err(|_| foreign())?;
-        let opened = self.key()?.open_in_place(nonce, Aad::empty(), &mut bytes);
-        serde_json::from_slice(opened.map_err(|_| foreign())?).map_err(|_| foreign())
     }
 }
 
@@ -186,7 +114,7 @@ pub async fn invite(
         )
         .into());
     }
-    let secret_hash = Sha256Digest::of(secret.as_bytes());
+    let secret_hash = seal::name_of(&seal::invitation(&secret).public());
     let command = Command::InviteNode(InviteNode { secret_hash, votes, expires_at });
     parts.proposer.command(command).await?;
     Ok(Token {
@@ -199,17 +127,15 @@ pub async fn invite(
     })
 }
 
-/// The secret's digest that an invitation is named by, as far as this node knows; one that is not
-/// known costs the hub nothing.
-async fn invited(parts: &Parts, invitation: Sha256Digest) -> Result<Sha256Digest, Error> {
+/// Whether this node knows of an invitation; one that is not known costs the hub nothing.
+async fn require_invited(parts: &Parts, secret_hash: Sha256Digest) -> Result<(), Error> {
     for wait in [Duration::ZERO, KNOWN_WAIT] {
         if !wait.is_zero() {
             parts.cluster.barrier(&parts.node, wait).await?;
         }
         let known = parts.readers.read_async(query::invitations).await?;
-        let named = |hash: &Sha256Digest| Shared::invitation(hash) == invitation;
-        if let Some(hash) = known.into_iter().find(named) {
-            return Ok(hash);
+        if known.contains(&secret_hash) {
+            return Ok(());
         }
     }
     let detail = "the join token is not known to this hub, or has expired; make another one";
@@ -221,20 +147,14 @@ pub async fn take(parts: &Arc<Parts>, request: Request) -> Result<Sealed, Error>
     let refuse = |code, detail: &str| Error::from(Refusal::new(ErrorKind::Forbidden, code, detail));
     let hub_id = parts.identity.hub_id;
     let hub = hub_id.to_string();
-    let secret_hash = invited(parts, request.invitation).await?;
-    let shared = Shared {
-        secret_hash: &secret_hash,
-        hub: &hub,
-        node_id: &request.node_id,
-        public_key: &request.public_key,
-    };
-    let proof = unhex(&request.proof).unwrap_or_default();
-    let signed = signed(&hub, &request.node_id, &request.invitation);
-    let signed = signed.each_ref().map(|s| s.as_bytes());
-    let is_proven = request.public_key.verify(PROOF_LABEL, &signed, &proof).is_ok();
-    if !is_proven || shared.mac() != request.mac {
-        return Err(refuse("bad_proof", "the node does not own the key that it hands in"));
+    if !request.is_proven(&hub) {
+        return Err(refuse(
+            "bad_proof",
+            "the node has not the token, or not the key that it hands in",
+        ));
     }
+    let secret_hash = seal::name_of(&request.invitation);
+    require_invited(parts, secret_hash).await?;
     let node_id = u64::from_str_radix(&request.node_id, 16)
         .ok()
         .filter(|id| *id > 0 && i64::try_from(*id).is_ok())
@@ -274,12 +194,7 @@ pub async fn take(parts: &Arc<Parts>, request: Request) -> Result<Sealed, Error>
         cluster_token: parts.cluster.token.as_ref().map(|t| t.spoken()).unwrap_or_default(),
         nodes: addresses(parts),
     };
-    shared.seal(&answer, rand::random())
-}
-
-/// What a node signs when it asks.
-fn signed(hub: &str, node_id: &str, invitation: &Sha256Digest) -> [String; 3] {
-    [hub.to_owned(), node_id.to_owned(), invitation.to_string()]
+    request.seal(&hub, &answer)
 }
 
 /// The random values that a new node is made of.
@@ -303,25 +218,9 @@ pub async fn join(
     let asking = Asking::open(data, token.hub, seeds)?;
     let key: SecretKey = asking.key.parse().map_err(|_| malformed(data))?;
     let node_id = u64::from_str_radix(&asking.node_id, 16).map_err(|_| malformed(data))?;
-    let (hub, secret_hash) = (token.hub.to_string(), Sha256Digest::of(token.secret.as_bytes()));
-    let invitation = Shared::invitation(&secret_hash);
-    let public_key = key.public();
-    let signed = signed(&hub, &asking.node_id, &invitation);
-    let proof = hex(&key.sign(PROOF_LABEL, &signed.each_ref().map(|s| s.as_bytes())));
-    let shared = Shared {
-        secret_hash: &secret_hash,
-        hub: &hub,
-        node_id: &asking.node_id,
-        public_key: &public_key,
-    };
-    let request = Request {
-        invitation,
-        node_id: asking.node_id.clone(),
-        public_key: public_key.clone(),
-        proof,
-        mac: shared.mac(),
-    };
-    let answer = shared.open(&ask(&token, &request).await?)?;
+    let hub = token.hub.to_string();
+    let (request, asked) = Request::new(&hub, &token.secret, &asking.node_id, &key)?;
+    let answer: Answer = request.open(&hub, asked, &ask(&token, &request).await?)?;
     let root: SecretKey = answer.root_key.parse().map_err(|_| malformed(data))?;
     let certificate = answer.certificate.clone();
     let is_ours = root.public() == token.root
@@ -412,43 +311,4 @@ pub fn known(data: &Path) -> BTreeMap<u64, String> {
     let nodes: BTreeMap<String, String> = serde_json::from_slice(&json).unwrap_or_default();
     let id = |text: &str| u64::from_str_radix(text, 16).ok();
     nodes.into_iter().filter_map(|(node, address)| Some((id(&node)?, address))).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hubs_keys_open_for_the_token_and_the_node_alone() {
-        let root = SecretKey::from_seed([1; 32]);
-        let key = |n| SecretKey::from_seed([n; 32]).public();
-        let (node, other) = (key(2), key(3));
-        let at = Timestamp::from_unix_ms(1);
-        let hub = HubId::new(at, [1; 10]);
-        let answer = Answer {
-            root_key: root.to_base64(),
-            certificate: NodeCertificate::issue(&root, hub, "ab".into(), node.clone(), at),
-            ca_pem: "pem".into(),
-            ca_key: "key".into(),
-            cluster_token: "token".into(),
-            nodes: BTreeMap::new(),
-        };
-        let (hash, wrong) = (Sha256Digest::of(b"secret"), Sha256Digest::of(b"other"));
-        let of = |secret_hash, public_key, node_id| Shared {
-            secret_hash,
-            hub: "hub",
-            node_id,
-            public_key,
-        };
-        let sealed = of(&hash, &node, "ab").seal(&answer, [7; 12]).unwrap();
-        assert!(!sealed.sealed.contains(&root.to_base64()));
-        let opened = of(&hash, &node, "ab").open(&sealed).unwrap();
-        assert_eq!(opened.root_key, root.to_base64());
-        assert!(of(&wrong, &node, "ab").open(&sealed).is_err());
-        assert!(of(&hash, &other, "ab").open(&sealed).is_err());
-        assert!(of(&hash, &node, "ac").open(&sealed).is_err());
-        let cut = Sealed { nonce: sealed.nonce.clone(), sealed: sealed.sealed[..20].to_owned() };
-        assert!(of(&hash, &node, "ab").open(&cut).is_err());
-        assert_ne!(of(&hash, &node, "ab").mac(), of(&wrong, &node, "ab").mac());
-    }
 }

@@ -167,7 +167,7 @@ async fn keep_members(parts: &Parts) {
             .collect();
         // Before anything is agreed there is nothing to keep to.
         let has_changed = !wanted.is_empty()
-            && match parts.node.approach_members(&wanted, |id| parts.cluster.is_alive(id)).await {
+            && match parts.node.approach_members(&wanted, |id| parts.cluster.can_agree(id)).await {
                 Ok(has_changed) => has_changed,
                 Err(e) => {
                     tracing::error!(error = %chain(&e), "the membership cannot be changed");

@@ -9,11 +9,13 @@ use std::pin::Pin;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Response};
 
-/// Calls of one lane do not wait for those of the other.
+/// Calls of one lane do not wait for those of another: each has a connection of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Raft's own messages: small, and late ones cost an election.
+    /// Raft's heartbeats and votes: small, and late ones cost an election.
     Raft,
+    /// Entries of Raft's log.
+    Log,
     /// All else, bodies of any size among it.
     Work,
 }

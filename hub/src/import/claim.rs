@@ -14,6 +14,7 @@ use crate::error::{Error, Refusal, chain};
 use crate::hub::Parts;
 use crate::ledger::ImportKey;
 use crate::manifest::query;
+use crate::receive::taken_over;
 
 const RENEWED_EVERY: Duration = Duration::from_secs(10);
 
@@ -109,8 +110,8 @@ impl Drop for Claim {
     fn drop(&mut self) {
         self.renewing.abort();
         let (parts, number) = (Arc::clone(&self.parts), self.number);
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(async move {
+        // It may be dropped on a thread that no runtime drives.
+        self.parts.work.spawn(async move {
             // One that was recorded is released by that; a repeat changes nothing.
             let _ = parts.proposer.command(Command::ReleaseClaim { number }).await;
         });
@@ -147,7 +148,7 @@ async fn renew(parts: Arc<Parts>, job: Arc<Job>, number: u64) {
         match parts.proposer.command(Command::RenewClaim { number }).await {
             Ok(Reply::Refused(CommandRefusal::ClaimLost)) => {
                 tracing::warn!(number, "the import was taken over by another node");
-                job.cancel();
+                job.end(taken_over());
                 return;
             }
             Ok(_) => {}

@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use barque_bundle::digest::hex;
 use barque_bundle::header::Header;
@@ -35,7 +34,8 @@ struct Jobs {
 pub struct Job {
     id: String,
     shown: Mutex<ImportJob>,
-    is_cancelled: AtomicBool,
+    /// Why it is to end.
+    ended_by: OnceLock<Refusal>,
 }
 
 /// The seat at which a node imports, until it is dropped.
@@ -175,7 +175,7 @@ impl Job {
             detail: None,
             status: None,
         };
-        Self { id, shown: Mutex::new(shown), is_cancelled: AtomicBool::new(false) }
+        Self { id, shown: Mutex::new(shown), ended_by: OnceLock::new() }
     }
 
     pub fn shown(&self) -> ImportJob {
@@ -207,18 +207,18 @@ impl Job {
 
     /// Ends it at the next file, or batch.
     pub fn cancel(&self) {
-        self.is_cancelled.store(true, Ordering::Relaxed);
+        let detail = "the import was cancelled; what was registered stands, and importing again \
+                      completes it";
+        self.end(Refusal::new(ErrorKind::Conflict, CANCELLED, detail));
+    }
+
+    /// Ends it at the next file, or batch, with these words, unless others came first.
+    pub(super) fn end(&self, why: Refusal) {
+        let _ = self.ended_by.set(why);
     }
 
     pub(super) fn require_going_on(&self) -> Result<(), Refusal> {
-        match self.is_cancelled.load(Ordering::Relaxed) {
-            false => Ok(()),
-            true => {
-                let detail = "the import was cancelled; what was registered stands, and importing \
-                              again completes it";
-                Err(Refusal::new(ErrorKind::Conflict, CANCELLED, detail))
-            }
-        }
+        self.ended_by.get().map_or(Ok(()), |why| Err(why.clone()))
     }
 }
 

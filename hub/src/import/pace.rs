@@ -9,7 +9,7 @@ use crate::command::BATCH_OPERATIONS_MAX;
 
 /// Files of a batch beside others.
 const BESIDE_OTHERS: usize = 200;
-/// How long others count as active after they last changed something.
+/// How long others count as active after they were last seen to change something, besides the rest.
 const STILL_ACTIVE: Duration = Duration::from_secs(1);
 const REST_MAX: Duration = Duration::from_secs(1);
 
@@ -17,14 +17,15 @@ pub struct Pace {
     position: watch::Receiver<u64>,
     /// Where the manifest was when this import looked last, and who moved it since.
     seen: u64,
-    others_at: Option<Instant>,
+    /// Until when others count as active.
+    others_until: Option<Instant>,
 }
 
 impl Pace {
     /// `position` counts the changes of files in the whole hub, as this node hears of them.
     pub fn new(position: watch::Receiver<u64>) -> Self {
         let seen = *position.borrow();
-        Self { position, seen, others_at: None }
+        Self { position, seen, others_until: None }
     }
 
     /// How many files the next batch may have.
@@ -33,18 +34,19 @@ impl Pace {
     }
 
     fn is_beside_others(&self) -> bool {
-        self.others_at.is_some_and(|at| at.elapsed() < STILL_ACTIVE)
+        self.others_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Notes a batch that changed so many files itself at the most, and how long to rest behind it: as long as it
+    /// Notes a batch that changed so many files itself, and how long to rest behind it: as long as it
     /// took, beside others.
-    pub fn rest_after(&mut self, own_most: u64, took: Duration) -> Duration {
+    pub fn rest_after(&mut self, own: u64, took: Duration) -> Duration {
         let now = *self.position.borrow();
-        if now.saturating_sub(self.seen) > own_most {
-            self.others_at = Some(Instant::now());
+        let rest = took.min(REST_MAX);
+        if now.saturating_sub(self.seen) > own {
+            self.others_until = Some(Instant::now() + rest + STILL_ACTIVE);
         }
         self.seen = now;
-        if self.is_beside_others() { took.min(REST_MAX) } else { Duration::ZERO }
+        if self.is_beside_others() { rest } else { Duration::ZERO }
     }
 }
 
@@ -65,10 +67,14 @@ mod tests {
         position.send_replace(2_120);
         assert_eq!(pace.rest_after(1_000, took), took);
         assert_eq!(pace.files(), BESIDE_OTHERS);
+        // The rest itself does not count: others are still there behind the longest one.
+        position.send_replace(2_140);
         assert_eq!(pace.rest_after(0, Duration::from_secs(9)), REST_MAX);
-        // What was said of one batch is not held against the next for ever.
-        pace.others_at = pace.others_at.and_then(|at| at.checked_sub(STILL_ACTIVE));
-        position.send_replace(2_320);
+        let behind = Instant::now() + REST_MAX;
+        assert!(pace.others_until.is_some_and(|until| until > behind), "{:?}", pace.others_until);
+        // They do not count for ever.
+        pace.others_until = Instant::now().checked_sub(Duration::from_millis(1));
+        position.send_replace(2_340);
         assert_eq!(pace.rest_after(200, took), Duration::ZERO);
         assert_eq!(pace.files(), BATCH_OPERATIONS_MAX);
     }

@@ -67,6 +67,8 @@ pub(super) async fn all(parts: &Arc<Parts>, job: &Job, verified: &Verified) -> R
         let Some(last) = page.last() else { break };
         after = last.entry.path.to_string();
         let count = page.len();
+        // What is there already, without a copy of this node's, changes nothing.
+        let own = page.iter().filter(|f| f.stage_no.is_some()).count() as u64;
         let lines = batch(parts, verified, page).await?;
         unsettled += count - lines.len();
         for line in &lines {
@@ -86,7 +88,7 @@ pub(super) async fn all(parts: &Arc<Parts>, job: &Job, verified: &Verified) -> R
             }
         });
         fault::after(Step::ImportBatch);
-        let rest = pace.rest_after(lines.len() as u64, begun.elapsed());
+        let rest = pace.rest_after(own, begun.elapsed());
         tokio::time::sleep(rest).await;
     }
     if unsettled > 0 {

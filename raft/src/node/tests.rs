@@ -6,7 +6,7 @@ use openraft::testing::{StoreBuilder, Suite};
 
 use super::*;
 use crate::snapshot::SnapshotView;
-use crate::transport::{Alone, Answer, TransportError};
+use crate::transport::{Alone, Answer, TransportError, Weight};
 use crate::types::StorageError;
 
 /// A test state: `key=value` commands in a sorted map.
@@ -105,9 +105,9 @@ impl Transport for InProcess {
         target: u64,
         address: &'a str,
         request: Vec<u8>,
-        bulk: bool,
+        weight: Weight,
     ) -> Answer<'a> {
-        let _ = bulk;
+        let _ = weight;
         let node = self.0.lock().unwrap().get(&target).and_then(Weak::upgrade);
         Box::pin(async move {
             match node {
@@ -196,9 +196,9 @@ impl Transport for Breaking {
         target: u64,
         address: &'a str,
         request: Vec<u8>,
-        bulk: bool,
+        weight: Weight,
     ) -> Answer<'a> {
-        let _ = bulk;
+        let _ = weight;
         if let Ok(Request::Piece(piece)) = decode(&request) {
             let mut pieces = self.pieces.lock().unwrap();
             (pieces.0, pieces.1) = (pieces.0 + 1, pieces.1 + piece.data.len() as u64);
@@ -208,7 +208,7 @@ impl Transport for Breaking {
                 return Box::pin(async move { Err(TransportError { target, address, why }) });
             }
         }
-        self.inner.call(target, address, request, bulk)
+        self.inner.call(target, address, request, weight)
     }
 }
 
@@ -260,10 +260,10 @@ async fn a_snapshot_goes_on_where_a_broken_line_ended() {
     drop(second);
 }
 
-/// Carries so many bytes a second to each node, one request after the other.
+/// Carries 500 kB a second to each node on each of its connections, one request after the other.
 struct Slow {
     inner: InProcess,
-    line: tokio::sync::Mutex<()>,
+    lines: [tokio::sync::Mutex<()>; 3],
 }
 
 impl Transport for Slow {
@@ -272,15 +272,14 @@ impl Transport for Slow {
         target: u64,
         address: &'a str,
         request: Vec<u8>,
-        bulk: bool,
+        weight: Weight,
     ) -> Answer<'a> {
         Box::pin(async move {
-            if request.len() > 4096 {
-                let _turn = self.line.lock().await;
-                // 500 kB/s.
+            {
+                let _turn = self.lines[weight as usize].lock().await;
                 tokio::time::sleep(Duration::from_micros(2 * request.len() as u64)).await;
             }
-            self.inner.call(target, address, request, bulk).await
+            self.inner.call(target, address, request, weight).await
         })
     }
 }
@@ -292,7 +291,7 @@ async fn entries_reach_a_node_behind_a_slow_line_and_nobody_asks_to_lead() {
         let dir = tempfile::tempdir().unwrap();
         let log = LogStore::create(&dir.path().join("raft.db"), id).unwrap();
         let map = Shared::default();
-        let transport = Slow { inner: InProcess(nodes.clone()), line: tokio::sync::Mutex::new(()) };
+        let transport = Slow { inner: InProcess(nodes.clone()), lines: Default::default() };
         let node = Node::start(log, map.clone(), transport, dir.path().into(), FEW).unwrap();
         let node = Arc::new(node);
         nodes.lock().unwrap().insert(id, Arc::downgrade(&node));
@@ -321,32 +320,52 @@ async fn entries_reach_a_node_behind_a_slow_line_and_nobody_asks_to_lead() {
     assert_eq!(leader.status().term, term, "the other node heard its leader all the time");
 }
 
+/// A folder whose log is cut up to a snapshot of 20 entries that has come, and that nothing was taken
+/// over of: a crash came between.
+async fn broken_off(dir: &Path) -> LogStore {
+    let log = LogStore::create(&dir.join("raft.db"), 1).unwrap();
+    let whole = Shared::default();
+    let mut node = Node::start(log, whole.clone(), Alone, dir.to_owned(), FEW).unwrap();
+    node.initialize("here").await.unwrap();
+    assert!(node.wait_for_leader(Duration::from_secs(10)).await);
+    for n in 0..20 {
+        node.propose(format!("k{n}=v").into_bytes()).await.unwrap();
+    }
+    node.shutdown().await;
+    drop(node);
+    let log = LogStore::open(&dir.join("raft.db")).unwrap();
+    let applied = Applied::of(&whole).unwrap().last.unwrap();
+    log.begin_anew(applied, openraft::Vote::new(applied.leader_id.term, 1)).unwrap();
+    whole.view().unwrap().copy_to(&snapshot::installing(dir)).unwrap();
+    log
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_whose_taking_over_a_crash_broke_off_is_taken_over_at_the_start() {
     let dir = tempfile::tempdir().unwrap();
-    let log = LogStore::create(&dir.path().join("raft.db"), 1).unwrap();
-    let whole = Shared::default();
-    {
-        let path = dir.path().to_owned();
-        let mut node = Node::start(log, whole.clone(), Alone, path, FEW).unwrap();
-        node.initialize("here").await.unwrap();
-        assert!(node.wait_for_leader(Duration::from_secs(10)).await);
-        for n in 0..20 {
-            node.propose(format!("k{n}=v").into_bytes()).await.unwrap();
-        }
-        node.shutdown().await;
-    }
-    // The log is cut up to the snapshot, and the state machine has nothing of it.
-    let log = LogStore::open(&dir.path().join("raft.db")).unwrap();
-    let applied = Applied::of(&whole).unwrap().last.unwrap();
-    log.begin_anew(applied, openraft::Vote::new(applied.leader_id.term, 1)).unwrap();
-    whole.view().unwrap().copy_to(&snapshot::installing(dir.path())).unwrap();
+    let log = broken_off(dir.path()).await;
     let empty = Shared::default();
     let node = Node::start(log, empty.clone(), Alone, dir.path().into(), FEW).unwrap();
     assert!(node.wait_for_leader(Duration::from_secs(10)).await);
     node.propose(b"more=v".to_vec()).await.unwrap();
     assert_eq!(empty.0.lock().unwrap().rows.len(), 21);
     assert!(!snapshot::installing(dir.path()).exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_takes_over_a_snapshot_that_had_come_and_refuses_a_gap() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = broken_off(dir.path()).await;
+    let mut empty = Shared::default();
+    assert!(log.last_id().unwrap().is_some_and(|(_, index)| index > 20));
+    crate::recover(&log, &mut empty, dir.path(), b"own=life").unwrap();
+    assert_eq!(empty.0.lock().unwrap().rows.len(), 21);
+    assert!(!snapshot::installing(dir.path()).exists());
+    // Without the snapshot, entries would be missing without a word.
+    let mut nothing = Shared::default();
+    let refused = crate::recover(&log, &mut nothing, dir.path(), b"own=life").unwrap_err();
+    assert!(refused.to_string().contains("was cut up to entry"), "{refused}");
+    assert!(nothing.0.lock().unwrap().rows.is_empty());
 }
 
 #[test]

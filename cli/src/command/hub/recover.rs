@@ -19,6 +19,8 @@ pub fn run(context: &Context, args: HubRecoverArgs) -> anyhow::Result<u8> {
             "recovered": args.yes,
             "node_id": format!("{:016x}", plan.node_id),
             "position": plan.position,
+            "log_term": plan.last_log.map(|(term, _)| term),
+            "log_entry": plan.last_log.map(|(_, entry)| entry),
             "files": plan.files,
             "files_elsewhere": plan.files_elsewhere,
             "gone": gone,
@@ -43,6 +45,11 @@ fn tell(plan: &Plan, gone: &[String]) {
     output::line(&format!(
         "node {:016x} knows {} files, up to position {}",
         plan.node_id, plan.files, plan.position
+    ));
+    let (term, entry) = plan.last_log.unwrap_or_default();
+    output::line(&format!(
+        "its log ends at term {term}, entry {entry}: of the nodes that are left, recover the one with \
+         the highest term, and of those the highest entry"
     ));
     output::line(&format!(
         "given up: {}",
