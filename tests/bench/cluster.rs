@@ -217,7 +217,7 @@ pub fn fairness(files: u64) {
     let (alone, beside, took) = std::thread::scope(|scope| {
         let _stop = Stop(&loaders);
         scope.spawn(|| loader.run());
-        std::thread::sleep(Duration::from_secs(3));
+        wait_for("pushes are under way", || loader.passes.lock().unwrap().len() >= 10);
         let begun = Instant::now();
         std::thread::sleep(Duration::from_secs(30));
         let import = Instant::now();

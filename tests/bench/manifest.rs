@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use barque_bundle::{BundleId, FilePath, SecretKey, SeriesId, Sha256Digest, Timestamp};
 use barque_hub::cluster::join;
@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::process::free_address;
+use crate::process::{free_address, wait_for};
 use crate::stats::Sorted;
 
 /// Callers at once, and operations that each hands over together.
@@ -88,9 +88,6 @@ fn nodes(count: usize, root: &Path) -> Vec<Node> {
     let mut all = vec![start(&root.join("0"))];
     for n in 1..count {
         let parts = Arc::clone(&all[0].parts);
-        while parts.cluster.row(parts.identity.node_id).is_none_or(|r| r.address.is_none()) {
-            std::thread::sleep(Duration::from_millis(20));
-        }
         let data = root.join(n.to_string());
         let token = all[0].runtime.block_on(join::invite(
             &parts,
@@ -103,9 +100,7 @@ fn nodes(count: usize, root: &Path) -> Vec<Node> {
         all[0].runtime.block_on(join::join(&data, &token, None, seeds, now())).unwrap();
         all.push(start(&data));
     }
-    while all[0].parts.node.status().voters.len() < count {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for("all nodes vote", || all[0].parts.node.status().voters.len() == count);
     all
 }
 

@@ -206,7 +206,7 @@ fn an_import_that_stands_still_is_taken_over_and_its_late_batch_is_fenced() {
     let manifest = hub.nodes[node].site.manifest();
     assert_eq!(manifest.len(), 1_100);
     assert!(manifest.values().all(|(_, _, state)| state == "held"));
-    // What the late import had staged of its second batch is not left behind.
+    // The late import made visible what its first batch registered, and nothing more.
     assert_eq!(tree(&hub.nodes[node].site.landing()).len(), 1_000);
 }
 

@@ -15,7 +15,7 @@ const REST_MAX: Duration = Duration::from_secs(1);
 
 pub struct Pace {
     position: watch::Receiver<u64>,
-    /// Where the manifest was when this import looked last, and who moved it since.
+    /// Where the manifest was when this import looked last.
     seen: u64,
     /// Until when others count as active.
     others_until: Option<Instant>,

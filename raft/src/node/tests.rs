@@ -2,6 +2,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Mutex as StdMutex, Weak};
 
+use openraft::raft::SnapshotResponse;
 use openraft::testing::{StoreBuilder, Suite};
 
 use super::*;
@@ -366,6 +367,64 @@ async fn a_recovery_takes_over_a_snapshot_that_had_come_and_refuses_a_gap() {
     let refused = crate::recover(&log, &mut nothing, dir.path(), b"own=life").unwrap_err();
     assert!(refused.to_string().contains("was cut up to entry"), "{refused}");
     assert!(nothing.0.lock().unwrap().rows.is_empty());
+}
+
+/// What a node answers once it no longer takes a snapshot over: the last piece again asks.
+async fn taken_over(node: &Node, piece: impl Fn() -> SnapshotPiece) -> SnapshotResponse<u64> {
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        assert!(std::time::Instant::now() < deadline, "the snapshot is never taken over");
+        let answer = node.handle(&encode(&Request::Piece(piece()))).await;
+        match decode(&answer).unwrap() {
+            Response::Piece(Ok(PieceAnswer::Installed(answer))) => return answer,
+            Response::Piece(Ok(PieceAnswer::Installing | PieceAnswer::NotKept { .. })) => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            _ => panic!("the piece is not taken"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_was_refused_to_one_leader_is_not_there_for_the_next() {
+    let (theirs, own) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    drop(broken_off(theirs.path()).await);
+    let data = std::fs::read(snapshot::installing(theirs.path())).unwrap();
+    let sha256 = snapshot::digest(&snapshot::installing(theirs.path())).unwrap();
+    let (_, state): (BTreeMap<String, String>, Option<Vec<u8>>) = decode(&data).unwrap();
+    let applied: Applied = decode(&state.unwrap()).unwrap();
+    let meta = crate::types::SnapshotMeta {
+        last_log_id: applied.last,
+        last_membership: applied.membership,
+        snapshot_id: "theirs".to_owned(),
+    };
+    let log = LogStore::create(&own.path().join("raft.db"), 2).unwrap();
+    let map = Shared::default();
+    let node = Node::start(log, map.clone(), Alone, own.path().into(), FEW).unwrap();
+    // It has given its vote to another node, in a later term than the first leader's.
+    let asked = openraft::raft::VoteRequest::new(Vote::new(3, 9), None);
+    node.handle(&encode(&Request::Vote(asked))).await;
+    let piece = |term| SnapshotPiece {
+        vote: Vote::new_committed(term, 1),
+        meta: meta.clone(),
+        offset: 0,
+        data: data.clone(),
+        done: true,
+        sha256: sha256.clone(),
+    };
+    let leftovers = || std::fs::read_dir(own.path()).unwrap().flatten();
+    let is_there = || leftovers().any(|f| f.file_name().to_string_lossy().starts_with("snapshot."));
+    node.handle(&encode(&Request::Piece(piece(1)))).await;
+    // The first leader never asks what became of it.
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while is_there() {
+        assert!(std::time::Instant::now() < deadline, "it is not refused");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(map.0.lock().unwrap().rows.is_empty());
+    let answer = taken_over(&node, || piece(4)).await;
+    assert_eq!(answer.vote, Vote::new_committed(4, 1));
+    assert_eq!(map.0.lock().unwrap().rows.len(), 20);
 }
 
 #[test]
