@@ -195,25 +195,29 @@ impl<T: Transport> Client<T> {
         }
         let Some(flight) = &mut self.flight else { return Err(self.line.unexpected().into()) };
         let sent_upto = flight.upto;
-        match tokio::time::timeout(FLIGHT_WAIT, &mut flight.task).await {
-            Ok(answer) => {
+        loop {
+            if let Ok(answer) = tokio::time::timeout(FLIGHT_WAIT, &mut flight.task).await {
                 self.flight = None;
                 let answer = answer.map_err(|e| NetworkError::new(&e))??;
-                Ok(match answer {
+                return Ok(match answer {
                     // Openraft asks now for more than was sent then.
                     AppendEntriesResponse::Success if sent_upto != upto => {
                         AppendEntriesResponse::PartialSuccess(sent_upto)
                     }
                     other => other,
-                })
+                });
             }
-            Err(_) => match self.line.append(heartbeat).await? {
-                AppendEntriesResponse::Success => Ok(AppendEntriesResponse::PartialSuccess(from)),
+            match self.line.append(heartbeat.clone()).await? {
+                // Of a node that has nothing yet openraft takes no such answer: it is waited for.
+                AppendEntriesResponse::Success if from.is_none() => {}
+                AppendEntriesResponse::Success => {
+                    return Ok(AppendEntriesResponse::PartialSuccess(from));
+                }
                 other => {
                     self.flight = None;
-                    Ok(other)
+                    return Ok(other);
                 }
-            },
+            }
         }
     }
 

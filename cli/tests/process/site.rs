@@ -81,12 +81,28 @@ pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
 /// was killed stays away until its own test starts it again.
 pub fn own_address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let (n, process) = (NEXT.fetch_add(1, Ordering::Relaxed), std::process::id());
-    format!("127.{}.{}.{}", 64 + process % 128, n / 250 % 250, n % 250 + 1)
+    let (n, process) = (NEXT.fetch_add(1, Ordering::Relaxed) + 1, std::process::id());
+    assert!(n < 255, "a test binary has 254 addresses");
+    format!("127.{}.{}.{n}", 64 + process / 256 % 128, process % 256)
 }
+
+/// How much of a hub's log is shown when its test fails.
+const LINES_OF_A_FAILURE: usize = 30;
 
 pub struct Site {
     dir: tempfile::TempDir,
+}
+
+/// The end of what its hub said goes with a test that failed.
+impl Drop for Site {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.path().join("hub.log")).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            let end = &lines[lines.len().saturating_sub(LINES_OF_A_FAILURE)..];
+            eprintln!("the end of {}/hub.log:\n{}", self.path().display(), end.join("\n"));
+        }
+    }
 }
 
 impl Site {

@@ -285,21 +285,49 @@ impl Transport for Slow {
     }
 }
 
+/// A node all of whose lines to others are slow.
+fn behind_slow_lines(nodes: &Nodes, id: u64) -> (Arc<Node>, Shared, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let log = LogStore::create(&dir.path().join("raft.db"), id).unwrap();
+    let map = Shared::default();
+    let transport = Slow { inner: InProcess(nodes.clone()), lines: Default::default() };
+    let node = Node::start(log, map.clone(), transport, dir.path().into(), FEW).unwrap();
+    let node = Arc::new(node);
+    nodes.lock().unwrap().insert(id, Arc::downgrade(&node));
+    (node, map, dir)
+}
+
+async fn wait_until_equal(a: &Shared, b: &Shared, rows: usize) {
+    let of = |m: &Shared| m.0.lock().unwrap().rows.clone();
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while of(a) != of(b) || of(a).len() < rows {
+        assert!(std::time::Instant::now() < deadline, "the nodes did not become equal");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_has_nothing_yet_takes_its_first_entries_over_a_slow_line() {
+    let nodes = Nodes::default();
+    let (first, map, _a) = behind_slow_lines(&nodes, 1);
+    first.initialize("here").await.unwrap();
+    assert!(first.wait_for_leader(Duration::from_secs(10)).await);
+    // A first page that takes longer than entries are waited for before a heartbeat goes.
+    for n in 0..6 {
+        let value = format!("k{n}={}", "v".repeat(200 * 1024));
+        first.propose(value.into_bytes()).await.unwrap();
+    }
+    let (_second, late, _b) = behind_slow_lines(&nodes, 2);
+    let members = BTreeMap::from([(1, true), (2, false)]);
+    assert!(first.approach_members(&members, |_| true).await.unwrap());
+    wait_until_equal(&map, &late, 6).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_reach_a_node_behind_a_slow_line_and_nobody_asks_to_lead() {
     let nodes = Nodes::default();
-    let start = |id: u64| {
-        let dir = tempfile::tempdir().unwrap();
-        let log = LogStore::create(&dir.path().join("raft.db"), id).unwrap();
-        let map = Shared::default();
-        let transport = Slow { inner: InProcess(nodes.clone()), lines: Default::default() };
-        let node = Node::start(log, map.clone(), transport, dir.path().into(), FEW).unwrap();
-        let node = Arc::new(node);
-        nodes.lock().unwrap().insert(id, Arc::downgrade(&node));
-        (node, map, dir)
-    };
-    let (first, map, _a) = start(1);
-    let (_second, late, _b) = start(2);
+    let (first, map, _a) = behind_slow_lines(&nodes, 1);
+    let (_second, late, _b) = behind_slow_lines(&nodes, 2);
     let members = (1..=2).map(|id| (id, format!("node-{id}"))).collect();
     first.initialize_members(members).await.unwrap();
     assert!(first.wait_for_leader(Duration::from_secs(10)).await);
@@ -312,12 +340,7 @@ async fn entries_reach_a_node_behind_a_slow_line_and_nobody_asks_to_lead() {
         let proposed = leader.propose(value.into_bytes());
         tokio::time::timeout(Duration::from_secs(30), proposed).await.unwrap().unwrap();
     }
-    let rows = |m: &Shared| m.0.lock().unwrap().rows.clone();
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while rows(&map) != rows(&late) || rows(&map).len() < 3 {
-        assert!(std::time::Instant::now() < deadline, "the nodes did not become equal");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    wait_until_equal(&map, &late, 3).await;
     assert_eq!(leader.status().term, term, "the other node heard its leader all the time");
 }
 
