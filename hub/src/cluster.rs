@@ -6,6 +6,7 @@
 
 pub mod door;
 pub mod home;
+pub mod instance;
 pub mod join;
 pub mod rotate;
 pub mod seal;
@@ -29,6 +30,7 @@ use crate::command::{NodeState, VERSION};
 use crate::error::{Error, Refusal};
 use crate::manifest::Nodes;
 use crate::manifest::query::NodeRow;
+use instance::{Instance, Instances};
 use token::ClusterToken;
 use wire::{Call, Lane, Wire, WireError};
 
@@ -36,6 +38,8 @@ use wire::{Call, Lane, Wire, WireError};
 pub const NODE_HEADER: HeaderName = HeaderName::from_static("barque-node");
 /// Of which hub, and in which of its lives: `HUB_ID/EPOCH`.
 pub const CLUSTER_HEADER: HeaderName = HeaderName::from_static("barque-cluster");
+/// Which process of the node calls: `START-NUMBER`.
+pub const INSTANCE_HEADER: HeaderName = HeaderName::from_static("barque-instance");
 /// Set on what was passed on once already.
 pub const HOP_HEADER: HeaderName = HeaderName::from_static("barque-hop");
 
@@ -95,6 +99,10 @@ impl std::fmt::Display for CallFault {
 pub struct Cluster {
     pub hub_id: HubId,
     pub node_id: u64,
+    /// This process.
+    pub instance: Instance,
+    /// The processes of other nodes.
+    pub instances: Instances,
     pub token: Option<ClusterToken>,
     nodes: watch::Receiver<Nodes>,
     /// Addresses from the time of joining, for as long as the manifest knows nobody.
@@ -121,7 +129,7 @@ pub struct Outside {
 
 impl Cluster {
     pub fn new(
-        (hub_id, node_id): (HubId, u64),
+        (hub_id, node_id, instance): (HubId, u64, Instance),
         token: Option<ClusterToken>,
         nodes: watch::Receiver<Nodes>,
         known: BTreeMap<u64, String>,
@@ -130,6 +138,8 @@ impl Cluster {
         Self {
             hub_id,
             node_id,
+            instance,
+            instances: Instances::default(),
             token,
             nodes,
             known,
@@ -160,6 +170,17 @@ impl Cluster {
         match self.row(node_id).map(|n| n.name) {
             Some(name) if !name.is_empty() => format!("{name} ({node_id:016x})"),
             _ => format!("{node_id:016x}"),
+        }
+    }
+
+    /// The nodes of the hub, for people, as this one knows them.
+    pub fn members(&self) -> String {
+        let nodes = self.nodes();
+        let there = nodes.values().filter(|n| n.state != NodeState::Removed);
+        let titles: Vec<String> = there.map(|n| self.title(n.node_id)).collect();
+        match titles.is_empty() {
+            true => "no nodes yet".to_owned(),
+            false => format!("the nodes {}", titles.join(", ")),
         }
     }
 
@@ -232,6 +253,7 @@ impl Cluster {
         let text = |t: String| HeaderValue::from_str(&t).unwrap_or(HeaderValue::from_static(""));
         headers.insert(NODE_HEADER, text(format!("{:016x}", self.node_id)));
         headers.insert(CLUSTER_HEADER, text(format!("{}/{epoch}", self.hub_id)));
+        headers.insert(INSTANCE_HEADER, text(self.instance.to_string()));
         if let Some(token) = &self.token {
             headers.insert(header::PROXY_AUTHORIZATION, text(format!("Bearer {}", token.spoken())));
         }
@@ -299,9 +321,14 @@ impl Cluster {
         let code = match problem.code.as_str() {
             "node_removed" => "node_removed",
             "other_epoch" => "other_epoch",
+            "node_twice" => "node_twice",
             _ => return,
         };
-        self.go_outside(Outside { code, detail: problem.detail.clone() });
+        let own = self.members();
+        self.go_outside(Outside {
+            code,
+            detail: format!("{}; this node knows {own}", problem.detail),
+        });
     }
 
     pub fn go_outside(&self, why: Outside) {

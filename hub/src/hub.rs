@@ -163,10 +163,11 @@ impl Hub {
     ) -> Result<Self, Error> {
         let stores = Stores::open(&config, &identity, &clock)?;
         let Stores { lock, log, manifest, ledger, landing, staging, uploads } = stores;
+        let instance = cluster::instance::Instance::new(log.next_start()?);
         let (readers, position) = (manifest.readers(), manifest.watch());
         let imports = Imports::new(ledger.next_start()?, config.import_dirs.clone());
         let cluster = Arc::new(Cluster::new(
-            (identity.hub_id, identity.node_id),
+            (identity.hub_id, identity.node_id, instance),
             cluster_token(&config, &identity)?,
             manifest.watch_nodes(),
             cluster::join::known(&config.data),

@@ -34,6 +34,7 @@ struct Gauges {
     free_bytes: IntGaugeVec,
     wal_bytes: IntGaugeVec,
     single: Vec<(&'static str, IntGauge)>,
+    by_node: Vec<(&'static str, IntGaugeVec)>,
     totals: Vec<(&'static str, IntCounter)>,
     syncs: IntCounterVec,
 }
@@ -66,6 +67,18 @@ const SINGLE: [(&str, &str); 24] = [
     ("barque_start_time_seconds", "When the hub started, in seconds since 1970."),
 ];
 
+/// Gauges of each node of the hub, by its id, as this node sees it.
+const BY_NODE: [(&str, &str); 8] = [
+    ("barque_cluster_node_up", "1 for this node and each that it hears."),
+    ("barque_cluster_node_is_voter", "1 for a node that votes."),
+    ("barque_cluster_node_is_leader", "1 for the node that leads."),
+    ("barque_cluster_node_last_contact_seconds", "How long ago the node was heard; not of itself."),
+    ("barque_cluster_node_has_error", "1 while the last call to the node failed."),
+    ("barque_cluster_node_position", "The position that the node said last."),
+    ("barque_cluster_node_lag_entries", "Log entries that the node lacks; the leader knows."),
+    ("barque_cluster_node_files_held", "Files of which the node holds a copy."),
+];
+
 /// Counters that are kept elsewhere.
 const TOTALS: [(&str, &str); 2] = [
     ("barque_proposals_total", "Proposals of batches to Raft."),
@@ -77,6 +90,8 @@ pub struct Reading {
     pub single: Vec<(&'static str, u64)>,
     pub proposals: u64,
     pub operations: u64,
+    /// Names as in [`BY_NODE`], with the node's id; what is not known is left out.
+    pub by_node: Vec<(&'static str, String, u64)>,
     /// Spokes by state.
     pub spokes: Vec<(String, u64)>,
     /// Free bytes by folder.
@@ -146,6 +161,7 @@ impl Gauges {
             free_bytes: by("barque_free_bytes", "Free bytes of a file system.", "folder"),
             wal_bytes: by("barque_wal_bytes", "Bytes of a write-ahead log.", "database"),
             single: single.into(),
+            by_node: BY_NODE.map(|(name, help)| (name, by(name, help, "node"))).into(),
             totals: totals.into(),
             syncs: counters(
                 registry,
@@ -200,6 +216,13 @@ impl Metrics {
         for (total, value) in g.totals.iter().zip([reading.proposals, reading.operations]) {
             raise(&total.1, value);
         }
+        // A node that was removed is not there any more.
+        g.by_node.iter().for_each(|(_, gauge)| gauge.reset());
+        for (name, node, value) in &reading.by_node {
+            if let Some((_, gauge)) = g.by_node.iter().find(|(n, _)| n == name) {
+                gauge.with_label_values(&[node]).set(signed(*value));
+            }
+        }
         g.spokes.reset();
         for (state, n) in &reading.spokes {
             g.spokes.with_label_values(&[state]).set(signed(*n));
@@ -236,6 +259,7 @@ mod tests {
         metrics.answered(&Method::from_bytes(b"BREW").unwrap(), "none", 404, took);
         let reading = Reading {
             single: SINGLE.iter().map(|(name, _)| (*name, 7)).collect(),
+            by_node: BY_NODE.map(|(name, _)| (name, "00000000000000a1".to_owned(), 8)).into(),
             proposals: 3,
             operations: 9,
             spokes: vec![("active".into(), 2)],
@@ -252,11 +276,12 @@ mod tests {
             "barque_operations_total 9",
             "barque_raft_term 7",
             "barque_spokes{state=\"active\"} 2",
+            "barque_cluster_node_position{node=\"00000000000000a1\"} 8",
             "barque_request_duration_seconds_count{method=\"other\",route=\"none\",status=\"404\"} 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
-        for (name, _) in SINGLE {
+        for (name, _) in SINGLE.iter().chain(&BY_NODE) {
             assert!(text.contains(&format!("# HELP {name} ")), "{name}");
         }
     }

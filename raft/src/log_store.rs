@@ -108,6 +108,19 @@ impl LogStore {
         self.node_id
     }
 
+    /// The number of a start of this node, which no other one had; durable when this returns.
+    pub fn next_start(&self) -> Result<u64, LogStoreError> {
+        let counted = || -> rusqlite::Result<u64> {
+            let mut c = self.lock();
+            let tx = c.transaction()?;
+            let start = get::<u64>(&tx, "starts")?.unwrap_or(0) + 1;
+            put(&tx, "starts", &start)?;
+            tx.commit()?;
+            Ok(start)
+        };
+        counted().map_err(|source| LogStoreError::Sqlite { path: self.path.clone(), source })
+    }
+
     /// The index up to which the log goes, and the term that this node last took part in.
     pub fn extent(&self) -> Result<(u64, u64), LogStoreError> {
         let c = self.lock();

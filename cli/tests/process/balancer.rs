@@ -4,7 +4,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 pub struct Balancer {
     pub address: String,
@@ -15,7 +15,7 @@ struct Shared {
     nodes: Vec<String>,
     next: AtomicUsize,
     /// Pieces that are still to be cut, and after how many bytes.
-    cuts: AtomicI64,
+    cuts: AtomicU64,
     cut_after: u64,
     done: AtomicU64,
     carried: AtomicU64,
@@ -23,13 +23,13 @@ struct Shared {
 
 impl Balancer {
     /// In front of nodes that speak plain HTTP; so many of the first uploads' pieces are cut.
-    pub fn start(nodes: Vec<String>, cuts: i64, cut_after: u64) -> Self {
+    pub fn start(nodes: Vec<String>, cuts: u64, cut_after: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared {
             nodes,
             next: AtomicUsize::new(0),
-            cuts: AtomicI64::new(cuts),
+            cuts: AtomicU64::new(cuts),
             cut_after,
             done: AtomicU64::new(0),
             carried: AtomicU64::new(0),
@@ -84,23 +84,38 @@ fn serve(shared: &Shared, mut client: TcpStream) -> std::io::Result<()> {
         let _ = std::io::copy(&mut from_node, &mut to_client);
         let _ = to_client.shutdown(Shutdown::Both);
     });
-    let is_cut = is_piece && shared.cuts.fetch_sub(1, Ordering::Relaxed) > 0;
-    let mut left = if is_cut { shared.cut_after } else { u64::MAX };
-    let mut buffer = vec![0u8; 64 * 1024];
-    while left > 0 {
+    let one_less = |cuts: u64| cuts.checked_sub(1);
+    let is_cut = is_piece
+        && shared.cuts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
+    let left = if is_cut { shared.cut_after } else { u64::MAX };
+    let carried = carry(shared, &mut client, &mut node, left);
+    if is_cut {
+        let _ = node.shutdown(Shutdown::Both);
+        let _ = client.shutdown(Shutdown::Both);
+        // One that broke by itself is cut another time.
+        let counter = if carried.is_ok_and(|c| c >= left) { &shared.done } else { &shared.cuts };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+    let _ = back.join();
+    Ok(())
+}
+
+/// Carries so many bytes to a node, or all there are; how many that were.
+fn carry(
+    shared: &Shared,
+    client: &mut TcpStream,
+    node: &mut TcpStream,
+    most: u64,
+) -> std::io::Result<u64> {
+    let (mut carried, mut buffer) = (0, vec![0u8; 64 * 1024]);
+    while carried < most {
         let n = client.read(&mut buffer)?;
         if n == 0 {
             break;
         }
         node.write_all(&buffer[..n])?;
+        carried += n as u64;
         shared.carried.fetch_add(n as u64, Ordering::Relaxed);
-        left = left.saturating_sub(n as u64);
     }
-    if is_cut {
-        let _ = node.shutdown(Shutdown::Both);
-        let _ = client.shutdown(Shutdown::Both);
-        shared.done.fetch_add(1, Ordering::Relaxed);
-    }
-    let _ = back.join();
-    Ok(())
+    Ok(carried)
 }

@@ -10,6 +10,7 @@ mod balancer;
 mod budgets;
 mod cases;
 mod cluster;
+mod cluster_cases;
 mod cluster_faults;
 mod cluster_import;
 mod cluster_kills;
@@ -71,6 +72,7 @@ fn main() {
         cluster_import::trials(),
         cluster_faults::trials(),
         cluster_reads::trials(),
+        cluster_cases::trials(),
         cluster_kills::trials(),
         bad_links::trials(),
         machine::trials(),

@@ -23,6 +23,8 @@ pub struct Node {
     pub site: Site,
     pub listen: String,
     pub cluster: String,
+    /// What other nodes call it by, if that is not where it listens.
+    pub advertised: Option<String>,
     process: Option<HubProcess>,
 }
 
@@ -46,12 +48,20 @@ impl Hub {
 
     /// A hub each of whose nodes lives in a network namespace of its own.
     pub fn in_places(net: &Bridged) -> Self {
-        let first = Node::of(Site::new()).at(net, 0);
+        let listens: Vec<String> =
+            (0..net.places.len()).map(|n| format!("{}:7272", Bridged::address(n))).collect();
+        let clusters: Vec<_> = listens.iter().map(|l| (l.as_str(), None)).collect();
+        Self::in_places_at(net, &clusters)
+    }
+
+    /// The same, with where each node listens for others and what they call it by.
+    pub fn in_places_at(net: &Bridged, clusters: &[(&str, Option<&str>)]) -> Self {
+        let first = Node::of(Site::new()).at(0, clusters[0]);
         let mut hub = Self { nodes: vec![first], more: Vec::new(), places: net.places.clone() };
         hub.start(0);
         for n in 1..net.places.len() {
             hub.join(&[]);
-            let node = hub.nodes.pop().unwrap().at(net, n);
+            let node = hub.nodes.pop().unwrap().at(n, clusters[n]);
             hub.nodes.push(node);
             hub.start(n);
         }
@@ -101,6 +111,9 @@ impl Hub {
         let node = &self.nodes[n];
         let mut command = node.site.serve(&node.listen);
         command.args(["--cluster-listen", &node.cluster]).args(&self.more);
+        if let Some(name) = &node.advertised {
+            command.args(["--cluster-advertise", name]);
+        }
         self.where_is(n, command)
     }
 
@@ -226,15 +239,16 @@ impl Hub {
 }
 
 impl Node {
-    fn of(site: Site) -> Self {
+    pub fn of(site: Site) -> Self {
         let address = own_address();
         let (listen, cluster) = (format!("{address}:17171"), format!("{address}:17272"));
-        Self { site, listen, cluster, process: None }
+        Self { site, listen, cluster, advertised: None, process: None }
     }
 
-    fn at(self, _: &Bridged, n: usize) -> Self {
-        let address = Bridged::address(n);
-        Self { listen: format!("{address}:7171"), cluster: format!("{address}:7272"), ..self }
+    fn at(self, n: usize, (cluster, advertised): (&str, Option<&str>)) -> Self {
+        let listen = format!("{}:7171", Bridged::address(n));
+        let advertised = advertised.map(ToOwned::to_owned);
+        Self { listen, cluster: cluster.to_owned(), advertised, ..self }
     }
 
     pub fn url(&self) -> String {

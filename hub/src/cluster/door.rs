@@ -18,7 +18,12 @@ use barque_raft::ProposeError;
 use serde::{Deserialize, Serialize};
 use tower::ServiceExt as _;
 
-use super::{CLUSTER_HEADER, HOP_HEADER, NODE_HEADER, home, join, no_leader, raft_stopped, seal};
+use super::instance::{Instance, Standing};
+use super::wire::Lane;
+use super::{
+    CLUSTER_HEADER, HOP_HEADER, INSTANCE_HEADER, NODE_HEADER, home, join, no_leader, raft_stopped,
+    seal,
+};
 use crate::command::NodeState;
 use crate::error::{Error, Refusal};
 use crate::http::Problem;
@@ -41,6 +46,8 @@ pub const FORWARD: &str = "/cluster/v1/forward";
 const MESSAGE_MAX_BYTES: usize = 16 << 20;
 const READ_INDEX_WAIT: Duration = Duration::from_secs(2);
 const SMALL_MAX_BYTES: usize = 64 << 10;
+/// How long the process of a node that is known has to say that it lives.
+const PROCESS_WAIT: Duration = Duration::from_secs(2);
 /// How long the body of a message may take.
 const BODY_WAIT: Duration = Duration::from_secs(60);
 
@@ -61,6 +68,7 @@ pub struct Index {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pong {
     pub version: String,
+    pub instance: Instance,
     pub position: u64,
     pub applied: u64,
     pub term: u64,
@@ -100,6 +108,14 @@ async fn admit(State(parts): State<Arc<Parts>>, mut request: Request, next: Next
     {
         found = Ok(caller);
     }
+    // Asked of each other these two would never end.
+    if path != PING
+        && path != MEMBER
+        && let Ok(Caller(node_id)) = found
+        && let Err(refusal) = require_one_process(&parts, request.headers(), node_id).await
+    {
+        found = Err(refusal);
+    }
     // What acts for clients, or for the whole hub, needs a caller that still is a node for sure.
     let acts = path.starts_with(FORWARD) || path == TOKEN;
     if acts && found.is_ok() {
@@ -112,6 +128,42 @@ async fn admit(State(parts): State<Arc<Parts>>, mut request: Request, next: Next
         }
         Err(refusal) => Problem::from(refusal).into_response(),
     }
+}
+
+/// Refuses a second process of one node: its folder was copied, or put back from an older copy.
+async fn require_one_process(
+    parts: &Parts,
+    headers: &HeaderMap,
+    node_id: u64,
+) -> Result<(), Refusal> {
+    let said = headers.get(INSTANCE_HEADER).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let said: Instance = said.parse().map_err(|e| {
+        let detail = format!("{INSTANCE_HEADER} is malformed: {e}");
+        Refusal::new(ErrorKind::Invalid, "instance_malformed", detail)
+    })?;
+    let cluster = &parts.cluster;
+    let why = match cluster.instances.standing(node_id, said) {
+        Standing::Known => return Ok(()),
+        Standing::Stale(known) => format!("start {} of its folder was heard", known.start),
+        Standing::Later(known) => {
+            let asked = cluster.ask(node_id, Lane::Work, PING, Vec::new(), PROCESS_WAIT).await;
+            let pong = asked.ok().and_then(|b| serde_json::from_slice::<Pong>(&b).ok());
+            if pong.is_none_or(|p| p.instance != known) {
+                cluster.instances.accept(node_id, said);
+                return Ok(());
+            }
+            format!("start {} of its folder is running", known.start)
+        }
+    };
+    let detail = format!(
+        "two processes say that they are node {}: {why}, and this is start {}. One folder is a copy \
+         of the other, or was put back from one. Stop the copy; if the copy is all that is left, \
+         remove the node and let an empty folder join",
+        cluster.title(node_id),
+        said.start
+    );
+    tracing::error!(node = format!("{node_id:016x}"), %detail, "a node is refused");
+    Err(Refusal::new(ErrorKind::Forbidden, "node_twice", detail))
 }
 
 const UNKNOWN_NODE: &str = "unknown_node";
@@ -194,7 +246,8 @@ fn identify(
         Some(row) if row.state == NodeState::Removed => {
             let detail = format!(
                 "node {node_id:016x} was removed from this hub and is no member any more; empty its \
-                 folder and join again with a new token"
+                 folder and join again with a new token; the hub has {}",
+                cluster.members()
             );
             refuse("node_removed", detail)
         }
@@ -258,6 +311,7 @@ pub fn own_pong(parts: &Parts) -> Pong {
     let node = parts.node.status();
     Pong {
         version: crate::VERSION.to_owned(),
+        instance: parts.cluster.instance,
         position: *parts.position.borrow(),
         applied: node.last_applied.unwrap_or(0),
         term: node.term,
@@ -317,7 +371,7 @@ async fn forward(
     let path = target.strip_prefix(FORWARD).ok_or_else(malformed)?;
     *request.uri_mut() = path.parse::<Uri>().map_err(|_| malformed())?;
     let headers = request.headers_mut();
-    for name in [&NODE_HEADER, &CLUSTER_HEADER, &header::PROXY_AUTHORIZATION] {
+    for name in [&NODE_HEADER, &CLUSTER_HEADER, &INSTANCE_HEADER, &header::PROXY_AUTHORIZATION] {
         headers.remove(name);
     }
     let mut inner = Request::new(Body::empty());

@@ -38,9 +38,14 @@ pub(super) async fn lines(parts: &Arc<Parts>) -> Result<Vec<NodeLine>, Error> {
         .readers
         .read_async(|c| Ok((query::files_held(c)?, query::counter(c, "files")?)))
         .await?;
+    Ok(lines_with(parts, &held, files))
+}
+
+/// The same, with the files that each node holds, of so many.
+pub(super) fn lines_with(parts: &Parts, held: &BTreeMap<u64, u64>, files: u64) -> Vec<NodeLine> {
     let nodes = parts.cluster.nodes();
     let there = nodes.values().filter(|n| n.state != NodeState::Removed);
-    Ok(there.map(|node| line(parts, node, &held, files)).collect())
+    there.map(|node| line(parts, node, held, files)).collect()
 }
 
 fn line(parts: &Parts, node: &NodeRow, held: &BTreeMap<u64, u64>, files: u64) -> NodeLine {

@@ -8,7 +8,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use barque_bundle::database::wal_name;
 use barque_bundle::platform;
-use barque_bundle::wire::Role;
+use barque_bundle::wire::{NodeLine, Role};
 use rusqlite::Connection;
 
 use super::{Operator, Problem};
@@ -55,12 +55,16 @@ fn read(parts: &Parts) -> Result<Reading, Error> {
         ),
     ]);
     single.extend(of_cluster(parts)?);
+    let (held, files) =
+        parts.readers.read(|c| Ok((query::files_held(c)?, query::counter(c, "files")?)))?;
+    let nodes = super::cluster::lines_with(parts, &held, files);
     let folder = DataFolder(&parts.config.data);
     let free = |path| platform::free_bytes(path).unwrap_or(0);
     let wal = |path| std::fs::metadata(wal_name(path)).map_or(0, |m| m.len());
     let counts = parts.proposer.counts();
     Ok(Reading {
         single,
+        by_node: nodes.iter().flat_map(of_node).collect(),
         proposals: counts.proposals.load(Ordering::Relaxed),
         operations: counts.operations.load(Ordering::Relaxed),
         spokes: parts.readers.read(query::spokes_by_state)?,
@@ -94,6 +98,22 @@ fn of_cluster(parts: &Parts) -> Result<Vec<(&'static str, u64)>, Error> {
         ("barque_files_held", held),
         ("barque_state_age_seconds", age),
     ])
+}
+
+/// How one node stands; what is not known is left out.
+fn of_node(line: &NodeLine) -> Vec<(&'static str, String, u64)> {
+    let flag = |is: bool| Some(u64::from(is));
+    let all = [
+        ("barque_cluster_node_up", flag(line.alive)),
+        ("barque_cluster_node_is_voter", flag(line.role == "voter")),
+        ("barque_cluster_node_is_leader", flag(line.leader)),
+        ("barque_cluster_node_last_contact_seconds", line.last_contact_ms.map(|ms| ms / 1000)),
+        ("barque_cluster_node_has_error", flag(line.last_error.is_some())),
+        ("barque_cluster_node_position", line.position),
+        ("barque_cluster_node_lag_entries", line.lag_entries),
+        ("barque_cluster_node_files_held", Some(line.files_held)),
+    ];
+    all.into_iter().filter_map(|(name, value)| Some((name, line.node_id.clone(), value?))).collect()
 }
 
 fn of_manifest(c: &Connection) -> Result<Vec<(&'static str, u64)>, Error> {

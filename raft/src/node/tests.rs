@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex as StdMutex, Weak};
 
 use openraft::raft::SnapshotResponse;
@@ -265,6 +266,8 @@ async fn a_snapshot_goes_on_where_a_broken_line_ended() {
 struct Slow {
     inner: InProcess,
     lines: [tokio::sync::Mutex<()>; 3],
+    /// Bytes of pieces of snapshots.
+    pieces: Arc<AtomicU64>,
 }
 
 impl Transport for Slow {
@@ -278,6 +281,9 @@ impl Transport for Slow {
         Box::pin(async move {
             {
                 let _turn = self.lines[weight as usize].lock().await;
+                if matches!(weight, Weight::Snapshot) {
+                    self.pieces.fetch_add(request.len() as u64, Ordering::SeqCst);
+                }
                 tokio::time::sleep(Duration::from_micros(2 * request.len() as u64)).await;
             }
             self.inner.call(target, address, request, weight).await
@@ -287,11 +293,21 @@ impl Transport for Slow {
 
 /// A node all of whose lines to others are slow.
 fn behind_slow_lines(nodes: &Nodes, id: u64) -> (Arc<Node>, Shared, tempfile::TempDir) {
+    counted_behind_slow_lines(nodes, id, &Arc::default())
+}
+
+fn counted_behind_slow_lines(
+    nodes: &Nodes,
+    id: u64,
+    pieces: &Arc<AtomicU64>,
+) -> (Arc<Node>, Shared, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let log = LogStore::create(&dir.path().join("raft.db"), id).unwrap();
     let map = Shared::default();
-    let transport = Slow { inner: InProcess(nodes.clone()), lines: Default::default() };
-    let node = Node::start(log, map.clone(), transport, dir.path().into(), FEW).unwrap();
+    let lines = Default::default();
+    let transport = Slow { inner: InProcess(nodes.clone()), lines, pieces: Arc::clone(pieces) };
+    let limits = Limits { checkpoint_entries: 50, kept_entries: 5_000, ..FEW };
+    let node = Node::start(log, map.clone(), transport, dir.path().into(), limits).unwrap();
     let node = Arc::new(node);
     nodes.lock().unwrap().insert(id, Arc::downgrade(&node));
     (node, map, dir)
@@ -304,6 +320,40 @@ async fn wait_until_equal(a: &Shared, b: &Shared, rows: usize) {
         assert!(std::time::Instant::now() < deadline, "the nodes did not become equal");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_comes_once_over_a_slow_line_while_writes_go_on() {
+    let (nodes, pieces) = (Nodes::default(), Arc::default());
+    let (first, map, _a) = counted_behind_slow_lines(&nodes, 1, &pieces);
+    first.initialize("here").await.unwrap();
+    assert!(first.wait_for_leader(Duration::from_secs(10)).await);
+    const VALUES: u64 = 5;
+    for n in 0..VALUES {
+        let value = format!("k{n}={}", "v".repeat(1024 * 1024));
+        first.propose(value.into_bytes()).await.unwrap();
+    }
+    first.checkpoint().await.unwrap();
+    let cut = std::time::Instant::now() + Duration::from_secs(20);
+    while first.status().purged.is_none_or(|n| n < VALUES / 2) {
+        assert!(std::time::Instant::now() < cut, "the log was not cut: {:?}", first.status());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let (_second, late, _b) = behind_slow_lines(&nodes, 2);
+    let members = BTreeMap::from([(1, true), (2, false)]);
+    assert!(first.approach_members(&members, |_| true).await.unwrap());
+    // More entries than lie between two checkpoints, and each is agreed on while it is sent.
+    let mut written = 0;
+    while late.0.lock().unwrap().rows.is_empty() {
+        first.propose(format!("w{written}=x").into_bytes()).await.unwrap();
+        written += 1;
+        assert!(written < 10_000, "the snapshot never came");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(written > 50, "{written} entries were written meanwhile");
+    wait_until_equal(&map, &late, 5).await;
+    let (sent, whole) = (pieces.load(Ordering::SeqCst), VALUES * 1024 * 1024);
+    assert!((whole..whole * 3 / 2).contains(&sent), "{sent} bytes went for {whole}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
