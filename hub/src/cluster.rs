@@ -24,6 +24,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, header};
 use barque_bundle::wire::Problem;
 use barque_bundle::{ErrorKind, HubEpoch, HubId};
 use barque_raft::{Node, ProposeError, Transport, TransportError, Weight};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
 
 use crate::command::{NodeState, VERSION};
@@ -104,6 +106,8 @@ pub struct Cluster {
     /// The processes of other nodes.
     pub instances: Instances,
     pub token: Option<ClusterToken>,
+    /// Held while this node changes the token.
+    rotating: tokio::sync::Mutex<()>,
     nodes: watch::Receiver<Nodes>,
     /// Addresses from the time of joining, for as long as the manifest knows nobody.
     known: BTreeMap<u64, String>,
@@ -141,6 +145,7 @@ impl Cluster {
             instance,
             instances: Instances::default(),
             token,
+            rotating: tokio::sync::Mutex::default(),
             nodes,
             known,
             wire,
@@ -383,8 +388,13 @@ impl Cluster {
             return fits(known);
         }
         let Ok(asked) = serde_json::to_vec(&node_id) else { return false };
-        for other in self.others() {
-            let answer = self.ask(other, Lane::Work, door::MEMBER, asked.clone(), VOUCH_WAIT).await;
+        // All at once: those that are down hold up no word of one that is not.
+        let mut answers: FuturesUnordered<_> = self
+            .others()
+            .into_iter()
+            .map(|other| self.ask(other, Lane::Work, door::MEMBER, asked.clone(), VOUCH_WAIT))
+            .collect();
+        while let Some(answer) = answers.next().await {
             let Ok(bytes) = answer else { continue };
             let Ok(member) = serde_json::from_slice::<door::Member>(&bytes) else { continue };
             if member.is_removed || !fits(&member.public_key) {

@@ -43,6 +43,7 @@ use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use barque_bundle::wire::{self, Role};
 use barque_bundle::{ErrorKind, platform};
 
+pub(crate) use forward::ROLE_HEADER;
 pub use front::{Front, Said};
 pub use problem::Problem;
 

@@ -286,7 +286,8 @@ impl World {
         let mut digests = Vec::new();
         wait_for_or_give_up(|| {
             digests = self.digests();
-            digests.windows(2).all(|w| w[0].applied == w[1].applied)
+            let is_there = digests.iter().all(|d| d.applied > 0 && d.sha256.len() == 64);
+            is_there && digests.windows(2).all(|w| w[0].applied == w[1].applied)
         });
         digests
     }

@@ -10,13 +10,14 @@ use libtest_mimic::Trial;
 use crate::drives::fill;
 use crate::machine::{Mount, lacks_mounts};
 use crate::netns::{Bridged, inside, lacks, must};
-use crate::nodes::{Hub, Node, said};
-use crate::site::{Site, json, run, wait_for};
+use crate::nodes::{Hub, Node, get, said};
+use crate::site::{Site, json, run, tiny, wait_for};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
     vec![
         trial!(a_copied_folder_and_one_put_back_are_refused_by_the_others),
+        trial!(cl_05_without_a_majority_files_of_other_nodes_are_read_all_the_same),
         trial!(cl_04_a_node_removed_while_it_was_away_learns_it_and_causes_no_election),
         trial!(cl_03_a_snapshot_that_finds_no_room_comes_once_there_is_some, needs lacks_mounts()),
         trial!(cl_06_nodes_find_each_other_by_names_and_scoped_addresses, needs lacks(&["ip"])),
@@ -116,6 +117,39 @@ fn cl_04_a_node_removed_while_it_was_away_learns_it_and_causes_no_election() {
     hub.start(n);
     hub.wait_until_whole(3);
     hub.assert_equal();
+}
+
+fn cl_05_without_a_majority_files_of_other_nodes_are_read_all_the_same() {
+    let mut hub = Hub::new(4);
+    let (a, b) = (0, 1);
+    let spoke = hub.spoke_of(b, "s");
+    fill(&spoke, 0, 1);
+    assert_eq!(spoke.push().count("sent"), 1);
+    let add = |name: &str| {
+        let add = ["hub", "token", "add", "--name", name, "--data", &hub.data(a), "--json"];
+        json(&add)["token"].as_str().unwrap().to_owned()
+    };
+    let (token, revoked) = (add("me"), add("gone"));
+    json(&["hub", "token", "rm", "gone", "--data", &hub.data(a), "--json"]);
+    hub.assert_equal();
+    hub.kill(2);
+    hub.kill(3);
+    let ca = format!("{}/tls/ca.pem", hub.data(a));
+    // Older than what lets a spoke in: neither node can know that the other still is one.
+    wait_for("both nodes are not fresh any more", || {
+        [a, b].iter().all(|n| {
+            let (_, head, _) = get(&hub.nodes[*n], &ca, &token, "/api/v1/files");
+            let head = head.to_lowercase();
+            let age = head.lines().find_map(|l| l.strip_prefix("barque-stale-ms: "));
+            age.is_some_and(|ms| ms.trim().parse::<u64>().unwrap() > 11_000)
+        })
+    });
+    let path = "/api/v1/files/s/d/m/2024/03/01/00/f0.parquet";
+    for node in [a, b] {
+        let (status, head, body) = get(&hub.nodes[node], &ca, &token, path);
+        assert_eq!((status, body), (200, tiny(0)), "{head}");
+        assert_eq!(get(&hub.nodes[node], &ca, &revoked, path).0, 401);
+    }
 }
 
 /// Files of a node that are there only while a snapshot is.

@@ -59,9 +59,9 @@ impl Hub {
         let first = Node::of(Site::new()).at(0, clusters[0]);
         let mut hub = Self { nodes: vec![first], more: Vec::new(), places: net.places.clone() };
         hub.start(0);
-        for n in 1..net.places.len() {
+        for (n, place) in clusters.iter().enumerate().skip(1) {
             hub.join(&[]);
-            let node = hub.nodes.pop().unwrap().at(n, clusters[n]);
+            let node = hub.nodes.pop().unwrap().at(n, *place);
             hub.nodes.push(node);
             hub.start(n);
         }

@@ -95,6 +95,7 @@ pub struct Site {
 
 /// The end of what its hub said goes with a test that failed.
 impl Drop for Site {
+    #[expect(clippy::print_stderr, reason = "beside what the test itself says")]
     fn drop(&mut self) {
         if std::thread::panicking() {
             let log = fs::read_to_string(self.path().join("hub.log")).unwrap_or_default();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Extension, Request, State};
-use axum::http::{HeaderMap, Uri, header};
+use axum::http::{HeaderMap, Method, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{any, post};
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::command::NodeState;
 use crate::error::{Error, Refusal};
-use crate::http::Problem;
+use crate::http::{Problem, ROLE_HEADER};
 use crate::hub::Parts;
 use crate::propose;
 
@@ -119,7 +119,16 @@ async fn admit(State(parts): State<Arc<Parts>>, mut request: Request, next: Next
     // What acts for clients, or for the whole hub, needs a caller that still is a node for sure.
     let acts = path.starts_with(FORWARD) || path == TOKEN;
     if acts && found.is_ok() {
-        found = found.and_then(|caller| parts.cluster.require_fresh().map(|()| caller));
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        found = match parts.cluster.require_fresh() {
+            Ok(()) => found,
+            // Without a majority reads go on; their caller is judged here.
+            Err(_) if is_read && parts.cluster.outside().is_none() => {
+                request.headers_mut().remove(ROLE_HEADER);
+                found
+            }
+            Err(refusal) => Err(refusal),
+        };
     }
     match found {
         Ok(caller) => {

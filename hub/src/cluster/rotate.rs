@@ -23,6 +23,10 @@ pub async fn all(parts: &Parts, fresh: String) -> Result<(), Error> {
         let detail = "this hub has no other nodes, and so no cluster token";
         return Err(Refusal::new(ErrorKind::Invalid, "no_cluster_listener", detail).into());
     };
+    let Ok(_turn) = cluster.rotating.try_lock() else {
+        let detail = "the cluster token is being changed already; ask again when that is done";
+        return Err(Refusal::new(ErrorKind::Conflict, "rotating", detail).into());
+    };
     let mut values = token.values();
     values.sort_by_key(|v| std::cmp::Reverse(generation(v)));
     let (old, new) = match values.as_slice() {

@@ -200,7 +200,15 @@ async fn remove_node(parts: &Arc<Parts>, node_id: u64, abandon: bool) -> Result<
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
-    change(parts, node_id, NodeState::Removed, abandon).await
+    let was_active = row.is_some_and(|n| n.state == NodeState::Active);
+    change(parts, node_id, NodeState::Removed, abandon).await.map_err(|mut refusal| {
+        let is_draining = |n: NodeRow| n.state == NodeState::Draining;
+        if was_active && parts.cluster.row(node_id).is_some_and(is_draining) {
+            let back = "the node is draining now; `barque hub node drain --undo` takes that back";
+            refusal.detail = format!("{}; {back}", refusal.detail).into();
+        }
+        refusal
+    })
 }
 
 /// Refuses while the node holds the only copy of files, before anything is changed; `apply` says the

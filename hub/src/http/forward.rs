@@ -15,7 +15,7 @@ use crate::error::Refusal;
 use crate::hub::Parts;
 
 /// As what the caller was let in by the node that passes its call on.
-pub(super) const ROLE_HEADER: HeaderName = HeaderName::from_static("barque-role");
+pub(crate) const ROLE_HEADER: HeaderName = HeaderName::from_static("barque-role");
 
 /// Headers of one connection only (RFC 9110, 7.6.1), and what is between nodes.
 const OWN_TO_A_HOP: [HeaderName; 8] = [
@@ -51,7 +51,11 @@ pub(super) async fn to(
     clean(&mut headers);
     headers.remove(ROLE_HEADER);
     if let Some(role) = role {
-        headers.remove(header::AUTHORIZATION);
+        // A holder that cannot know whether this node still is one judges the caller's token itself;
+        // it goes over no plain line.
+        if parts.config.cluster_plain {
+            headers.remove(header::AUTHORIZATION);
+        }
         headers.insert(ROLE_HEADER, ascii(role.as_str()));
     }
     let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
