@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use barque_bundle::Timestamp;
@@ -24,6 +24,8 @@ pub struct Node {
     skew_ms: i64,
     net: Arc<Net>,
     running: Option<(Runtime, Arc<Fronts>)>,
+    /// That it ends is a fault.
+    is_wanted: Arc<AtomicBool>,
 }
 
 fn now(skew_ms: i64) -> Timestamp {
@@ -34,7 +36,8 @@ fn now(skew_ms: i64) -> Timestamp {
 fn own_address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (n, process) = (NEXT.fetch_add(1, Ordering::Relaxed), std::process::id());
-    format!("127.{}.{}.{}", 64 + process % 128, n / 250 % 250, n % 250 + 1)
+    let hundreds = (process / 128 + n / 250) % 250;
+    format!("127.{}.{hundreds}.{}", 64 + process % 128, n % 250 + 1)
 }
 
 /// Waits on this thread until something holds.
@@ -89,7 +92,15 @@ impl Node {
         config.listen = format!("{address}:17171");
         config.cluster_listen = Some(format!("{address}:17272"));
         config.raft = limits;
-        Self { id, data, config, skew_ms, net: Arc::clone(net), running: None }
+        Self {
+            id,
+            data,
+            config,
+            skew_ms,
+            net: Arc::clone(net),
+            running: None,
+            is_wanted: Arc::default(),
+        }
     }
 
     pub fn start(&mut self) {
@@ -118,8 +129,12 @@ impl Node {
         let fronts = Arc::new(hub.fronts());
         self.net.open(self.id, fronts.nodes.clone(), runtime.handle().clone());
         let running = hub.run(rand::random, std::future::pending());
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        let was_wanted = Arc::clone(&is_wanted);
         runtime.spawn(async move {
-            if let Err(e) = running.await {
+            if let Err(e) = running.await
+                && was_wanted.load(Ordering::SeqCst)
+            {
                 // A node that does not run breaks the run, and has to say why.
                 eprintln!("a node ended: {e}");
                 std::process::abort();
@@ -127,11 +142,14 @@ impl Node {
         });
         drop(_inside);
         self.running = Some((runtime, fronts));
+        self.is_wanted = is_wanted;
     }
 
     /// Ends the node where it is: nothing that it was doing goes on.
     pub fn crash(&mut self) {
         self.net.close(self.id);
+        // What it says while its tasks go away is no end of its own.
+        self.is_wanted.store(false, Ordering::SeqCst);
         if let Some((runtime, fronts)) = self.running.take() {
             drop(fronts);
             runtime.shutdown_timeout(Duration::from_secs(10));
