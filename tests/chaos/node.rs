@@ -174,6 +174,19 @@ impl Node {
         })
     }
 
+    /// How its Raft node stands, for people.
+    pub fn raft(&self) -> String {
+        let Some((runtime, fronts)) = &self.running else { return "down".to_owned() };
+        let said = runtime.block_on(fronts.operator.call("GET", "/metrics", &[], Vec::new()));
+        let text = said.map_or_else(String::new, |s| String::from_utf8_lossy(&s.body).into_owned());
+        let says = |line: &&str| {
+            let names =
+                ["barque_raft_", "barque_cluster_node_", "barque_state_age", "barque_ready"];
+            names.iter().any(|name| line.starts_with(name))
+        };
+        text.lines().filter(says).collect::<Vec<_>>().join("\n")
+    }
+
     pub fn get(&self, path: &str) -> (u16, Value) {
         self.operate("GET", path, &Value::Null)
     }

@@ -95,7 +95,8 @@ impl World {
         if !holds_in_time(|| up().all(is_whole)) {
             let seen: Vec<String> = up()
                 .map(|n| {
-                    format!("{:x} sees {} {}", n.id, n.get("/hub/status").1, n.get(wire::NODES).1)
+                    let (status, nodes) = (n.get("/hub/status").1, n.get(wire::NODES).1);
+                    format!("{:x} sees {status} {nodes}\n{}", n.id, n.raft())
                 })
                 .collect();
             panic!("not all nodes vote, live and are ready:\n{}", seen.join("\n"));
