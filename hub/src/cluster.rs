@@ -363,6 +363,7 @@ impl Cluster {
     }
 
     fn note_pong(&self, node_id: u64, says: door::Pong) {
+        self.instances.confirm(node_id, says.instance);
         let mut contacts = self.contacts.lock().unwrap_or_else(PoisonError::into_inner);
         contacts.entry(node_id).or_default().says = Some(says);
     }
@@ -461,6 +462,8 @@ impl Cluster {
     pub async fn barrier(&self, node: &Node, wait: Duration) -> Result<(), Refusal> {
         let deadline = Instant::now() + wait;
         loop {
+            // Nobody answers one that takes no part.
+            self.require_inside()?;
             let left = deadline.saturating_duration_since(Instant::now());
             match tokio::time::timeout(left, self.read_index(node)).await {
                 Ok(Ok(index)) => {

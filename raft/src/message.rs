@@ -317,20 +317,12 @@ impl<T: Transport> RaftNetwork<TypeConfig> for Client<T> {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _option: RPCOption,
     ) -> Result<SnapshotResponse<u64>, StreamingError<TypeConfig, Fatal<u64>>> {
-        let path = snapshot::sending(&self.folder, self.line.target);
-        let _ = std::fs::remove_file(&path);
         // Copying takes a while, and must not hold a heartbeat up.
-        let (view, to) = (snapshot.snapshot, path.clone());
-        let copied = tokio::task::spawn_blocking(move || {
-            (*view).into_file(&to)?;
-            snapshot::digest(&to)
-        });
-        let copied = copied.await.unwrap_or_else(|e| Err(std::io::Error::other(e)));
-        let copied = copied.inspect_err(|_| drop(std::fs::remove_file(&path)));
-        let sha256 = copied.map_err(|e| NetworkError::new(&e))?;
-        let mut file = std::fs::File::open(&path).map_err(|e| NetworkError::new(&e))?;
-        // The open file stays readable; the name need not survive a crash.
-        let _ = std::fs::remove_file(&path);
+        let (folder, target, view) = (self.folder.clone(), self.line.target, snapshot.snapshot);
+        let copied =
+            tokio::task::spawn_blocking(move || snapshot::copy_for(&folder, target, *view)).await;
+        let copied = copied.unwrap_or_else(|e| Err(std::io::Error::other(e)));
+        let (mut file, sha256) = copied.map_err(|e| NetworkError::new(&e))?;
         tokio::select! {
             closed = cancel => Err(closed.into()),
             answer = self.send_pieces(vote, snapshot.meta, (&mut file, sha256)) => answer,

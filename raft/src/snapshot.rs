@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::message::SnapshotPiece;
@@ -55,9 +56,21 @@ pub(crate) fn arriving(folder: &Path, sha256: &[u8]) -> PathBuf {
     folder.join(format!("{ARRIVING}{hex}"))
 }
 
-/// Where a snapshot for another node stands while it is sent.
-pub(crate) fn sending(folder: &Path, target: u64) -> PathBuf {
-    folder.join(format!("{SENDING}{target:016x}"))
+/// A copy of a snapshot for another node, open and without a name, and its SHA-256. Each copy has a
+/// name of its own meanwhile: one that nobody waits for any more may still be under way.
+pub(crate) fn copy_for(
+    folder: &Path,
+    target: u64,
+    snapshot: SnapshotFile,
+) -> io::Result<(fs::File, Vec<u8>)> {
+    static COPIES: AtomicU64 = AtomicU64::new(0);
+    let number = COPIES.fetch_add(1, Ordering::Relaxed);
+    let path = folder.join(format!("{SENDING}{target:016x}.{number}"));
+    let copied =
+        snapshot.into_file(&path).and_then(|()| Ok((fs::File::open(&path)?, digest(&path)?)));
+    // The open file stays readable; the name need not survive a crash.
+    let _ = fs::remove_file(&path);
+    copied
 }
 
 /// Where a whole snapshot stands while it is taken over.

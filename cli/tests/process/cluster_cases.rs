@@ -183,7 +183,11 @@ fn cl_03_a_snapshot_that_finds_no_room_comes_once_there_is_some() {
     let manifest = std::fs::metadata(format!("{}/manifest.db", hub.data(0))).unwrap().len();
     let filler = mount.0.join("filler");
     let free = barque_bundle::platform::free_bytes(&mount.0).unwrap();
-    std::fs::write(&filler, vec![0u8; usize::try_from(free - manifest / 2).unwrap()]).unwrap();
+    std::fs::write(
+        &filler,
+        vec![0u8; usize::try_from(free - (manifest / 2).max(1 << 20)).unwrap()],
+    )
+    .unwrap();
     let command = hub.command(full);
     hub.start_without_waiting(full, command);
     let log = hub.nodes[full].site.path().join("hub.log");

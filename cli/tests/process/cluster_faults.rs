@@ -152,7 +152,7 @@ fn an_upload_behind_a_balancer_goes_on_although_it_is_cut_and_its_home_is_killed
         }
         spoke.status()["synced"] == 1
     });
-    assert_eq!(balancer.cut(), 5);
+    wait_for("five pieces were cut", || balancer.cut() == 5);
     let carried = balancer.carried();
     assert!(carried < 2 * BYTES + (8 << 20), "{carried} bytes went for {BYTES}");
     hub.start(home);

@@ -18,7 +18,7 @@ use barque_raft::ProposeError;
 use serde::{Deserialize, Serialize};
 use tower::ServiceExt as _;
 
-use super::instance::{Instance, Standing};
+use super::instance::Instance;
 use super::wire::Lane;
 use super::{
     CLUSTER_HEADER, HOP_HEADER, INSTANCE_HEADER, NODE_HEADER, home, join, no_leader, raft_stopped,
@@ -120,10 +120,11 @@ async fn admit(State(parts): State<Arc<Parts>>, mut request: Request, next: Next
     let acts = path.starts_with(FORWARD) || path == TOKEN;
     if acts && found.is_ok() {
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let has_token = request.headers().contains_key(header::AUTHORIZATION);
         found = match parts.cluster.require_fresh() {
             Ok(()) => found,
             // Without a majority reads go on; their caller is judged here.
-            Err(_) if is_read && parts.cluster.outside().is_none() => {
+            Err(_) if is_read && has_token && parts.cluster.outside().is_none() => {
                 request.headers_mut().remove(ROLE_HEADER);
                 found
             }
@@ -141,7 +142,7 @@ async fn admit(State(parts): State<Arc<Parts>>, mut request: Request, next: Next
 
 /// Refuses a second process of one node: its folder was copied, or put back from an older copy.
 async fn require_one_process(
-    parts: &Parts,
+    parts: &Arc<Parts>,
     headers: &HeaderMap,
     node_id: u64,
 ) -> Result<(), Refusal> {
@@ -150,28 +151,29 @@ async fn require_one_process(
         let detail = format!("{INSTANCE_HEADER} is malformed: {e}");
         Refusal::new(ErrorKind::Invalid, "instance_malformed", detail)
     })?;
-    let cluster = &parts.cluster;
-    let why = match cluster.instances.standing(node_id, said) {
-        Standing::Known => return Ok(()),
-        Standing::Stale(known) => format!("start {} of its folder was heard", known.start),
-        Standing::Later(known) => {
-            let asked = cluster.ask(node_id, Lane::Work, PING, Vec::new(), PROCESS_WAIT).await;
-            let pong = asked.ok().and_then(|b| serde_json::from_slice::<Pong>(&b).ok());
-            if pong.is_none_or(|p| p.instance != known) {
-                cluster.instances.accept(node_id, said);
-                return Ok(());
-            }
-            format!("start {} of its folder is running", known.start)
-        }
-    };
+    let cluster = Arc::clone(&parts.cluster);
+    if cluster.instances.known(node_id).is_some_and(|k| k.instance == said) {
+        return Ok(());
+    }
+    // Also when the caller goes away meanwhile: it calls again, and is known then.
+    let asking = Arc::clone(&cluster);
+    let decided = parts.work.spawn(async move {
+        let asked = asking.ask(node_id, Lane::Work, PING, Vec::new(), PROCESS_WAIT).await;
+        let pong = asked.ok().and_then(|b| serde_json::from_slice::<Pong>(&b).ok());
+        asking.instances.decide(node_id, said, pong.map(|p| p.instance))
+    });
+    let Err(stays) = decided.await.map_err(|_| propose::unknown())? else { return Ok(()) };
     let detail = format!(
-        "two processes say that they are node {}: {why}, and this is start {}. One folder is a copy \
-         of the other, or was put back from one. Stop the copy; if the copy is all that is left, \
-         remove the node and let an empty folder join",
+        "two processes say that they are node {}: start {} of its folder, which the hub goes on with, \
+         and start {}. One folder is a copy of the other, or was put back from one. Stop the copy; \
+         if the copy is all that is left, remove the node and let an empty folder join",
         cluster.title(node_id),
+        stays.start,
         said.start
     );
-    tracing::error!(node = format!("{node_id:016x}"), %detail, "a node is refused");
+    if cluster.instances.is_news(node_id, said, stays) {
+        tracing::error!(node = format!("{node_id:016x}"), %detail, "a node is refused");
+    }
     Err(Refusal::new(ErrorKind::Forbidden, "node_twice", detail))
 }
 

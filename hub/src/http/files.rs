@@ -104,11 +104,14 @@ async fn read_elsewhere(
         let (method, headers) = (request.method().clone(), request.headers().clone());
         let same = forward::without_body(method, request.uri(), headers);
         match forward::to(parts, *node_id, Some(Role::Reader), same).await {
-            // One that lags does not know yet that it holds it.
+            // One that lags does not know yet that it holds it, or of the caller's token.
             Ok(answer)
                 if !matches!(
                     answer.status(),
-                    StatusCode::SERVICE_UNAVAILABLE | StatusCode::NOT_FOUND
+                    StatusCode::SERVICE_UNAVAILABLE
+                        | StatusCode::NOT_FOUND
+                        | StatusCode::UNAUTHORIZED
+                        | StatusCode::FORBIDDEN
                 ) =>
             {
                 return Ok(answer);

@@ -51,9 +51,10 @@ pub(super) async fn to(
     clean(&mut headers);
     headers.remove(ROLE_HEADER);
     if let Some(role) = role {
-        // A holder that cannot know whether this node still is one judges the caller's token itself;
-        // it goes over no plain line.
-        if parts.config.cluster_plain {
+        // Without a majority a holder cannot know whether this node still is one, and judges the
+        // caller's token itself; it goes over no plain line, and for a read alone.
+        let is_read = matches!(head.method, Method::GET | Method::HEAD);
+        if !is_read || parts.config.cluster_plain || parts.cluster.require_fresh().is_ok() {
             headers.remove(header::AUTHORIZATION);
         }
         headers.insert(ROLE_HEADER, ascii(role.as_str()));
