@@ -168,3 +168,56 @@ pub(crate) fn write_piece(folder: &Path, path: &Path, piece: &SnapshotPiece) -> 
         let _ = fs::remove_file(path);
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::sync::Barrier;
+
+    use super::*;
+
+    /// Writes its bytes in two halves, and waits between them at each of the barriers.
+    struct Halting(&'static [u8], &'static [Barrier]);
+
+    impl SnapshotView for Halting {
+        fn copy_to(self: Box<Self>, path: &Path) -> io::Result<()> {
+            let (first, second) = self.0.split_at(self.0.len() / 2);
+            let mut file = fs::File::create(path)?;
+            file.write_all(first)?;
+            for barrier in self.1 {
+                barrier.wait();
+            }
+            file.write_all(second)
+        }
+    }
+
+    #[test]
+    fn copies_for_one_node_at_once_never_meet_and_leave_no_name() {
+        static BETWEEN: [Barrier; 2] = [Barrier::new(2), Barrier::new(2)];
+        let dir = tempfile::tempdir().unwrap();
+        let copy = |bytes, barriers| {
+            let view = SnapshotFile::View(Box::new(Halting(bytes, barriers)));
+            let (mut file, sha256) = copy_for(dir.path(), 7, view).unwrap();
+            let mut found = Vec::new();
+            file.read_to_end(&mut found).unwrap();
+            (found, sha256)
+        };
+        // One that nobody waits for any more goes on after the next one is done.
+        std::thread::scope(|scope| {
+            let late = scope.spawn(|| copy(b"the older state", &BETWEEN));
+            BETWEEN[0].wait();
+            let next = copy(b"the state now", &[]);
+            BETWEEN[1].wait();
+            for ((found, sha256), bytes) in
+                [(next, &b"the state now"[..]), (late.join().unwrap(), b"the older state")]
+            {
+                use sha2::Digest as _;
+                assert_eq!(
+                    (found.as_slice(), sha256),
+                    (bytes, sha2::Sha256::digest(bytes).to_vec())
+                );
+            }
+        });
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

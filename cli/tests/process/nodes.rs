@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags};
 use serde_json::Value;
@@ -211,6 +211,15 @@ impl Hub {
             });
             self.wait_until_ready(n);
         }
+    }
+
+    /// Holds when, for longer than two elections would take, one node leads in one term.
+    pub fn assert_no_election(&self, leader: usize, term: &Value) {
+        let begun = Instant::now();
+        wait_for("two elections could have been", || {
+            assert_eq!((&self.status(leader)["term"], self.leader()), (term, leader));
+            begun.elapsed() > Duration::from_secs(5)
+        });
     }
 
     pub fn wait_until_ready(&self, n: usize) {

@@ -214,6 +214,20 @@ impl Transport for Breaking {
     }
 }
 
+/// Writes values of 1 MiB each, and waits until the log is cut to less than all of them.
+async fn fill_and_cut(node: &Node, values: u64) {
+    for n in 0..values {
+        let value = format!("k{n}={}", "v".repeat(1024 * 1024));
+        node.propose(value.into_bytes()).await.unwrap();
+    }
+    node.checkpoint().await.unwrap();
+    let cut = std::time::Instant::now() + Duration::from_secs(20);
+    while node.status().purged.is_none_or(|n| n < values / 2) {
+        assert!(std::time::Instant::now() < cut, "the log was not cut: {:?}", node.status());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_goes_on_where_a_broken_line_ended() {
     let nodes = Nodes::default();
@@ -232,18 +246,9 @@ async fn a_snapshot_goes_on_where_a_broken_line_ended() {
     let (first, map, _kept) = start(1);
     first.initialize("here").await.unwrap();
     assert!(first.wait_for_leader(Duration::from_secs(10)).await);
-    // Twelve pieces, and a log that is cut to less than all of it.
+    // Twelve pieces.
     const VALUES: u64 = 12;
-    for n in 0..VALUES {
-        let value = format!("k{n}={}", "v".repeat(1024 * 1024));
-        first.propose(value.into_bytes()).await.unwrap();
-    }
-    first.checkpoint().await.unwrap();
-    let cut = std::time::Instant::now() + Duration::from_secs(20);
-    while first.status().purged.is_none_or(|n| n < VALUES / 2) {
-        assert!(std::time::Instant::now() < cut, "the log was not cut: {:?}", first.status());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    fill_and_cut(&first, VALUES).await;
     let (second, late, _kept_too) = start(2);
     assert!(
         first.approach_members(&BTreeMap::from([(1, true), (2, true)]), |_| true).await.unwrap()
@@ -329,16 +334,7 @@ async fn a_snapshot_comes_once_over_a_slow_line_while_writes_go_on() {
     first.initialize("here").await.unwrap();
     assert!(first.wait_for_leader(Duration::from_secs(10)).await);
     const VALUES: u64 = 5;
-    for n in 0..VALUES {
-        let value = format!("k{n}={}", "v".repeat(1024 * 1024));
-        first.propose(value.into_bytes()).await.unwrap();
-    }
-    first.checkpoint().await.unwrap();
-    let cut = std::time::Instant::now() + Duration::from_secs(20);
-    while first.status().purged.is_none_or(|n| n < VALUES / 2) {
-        assert!(std::time::Instant::now() < cut, "the log was not cut: {:?}", first.status());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    fill_and_cut(&first, VALUES).await;
     let (_second, late, _b) = behind_slow_lines(&nodes, 2);
     let members = BTreeMap::from([(1, true), (2, false)]);
     assert!(first.approach_members(&members, |_| true).await.unwrap());
