@@ -304,8 +304,8 @@ async fn work(parts: Arc<Parts>, tasks: Tasks, entropy: [u8; 10]) -> Result<(), 
         );
     };
     tokio::select! {
-        () = promoting => Err(Error::Unusable("promotion ended".to_owned())),
-        () = catching_up => Err(Error::Unusable("the sweep ended".to_owned())),
+        () = promoting => Err(why_ended(&parts, "promotion").await),
+        () = catching_up => Err(why_ended(&parts, "the sweep").await),
         e = why_stopped(&parts) => {
             tasks.ready.send_replace(false);
             Err(e)
@@ -328,6 +328,14 @@ async fn why_stopped(parts: &Parts) -> Error {
         "the Raft node has stopped ({why}); what was acknowledged is safe. \
          Mend the cause (a full disk?) and start the hub again"
     ))
+}
+
+/// Why a part that never ends has: mostly since Raft has, which says so a moment later.
+async fn why_ended(parts: &Parts, part: &str) -> Error {
+    let stopped = tokio::time::timeout(STOP_WAIT, why_stopped(parts)).await;
+    stopped.unwrap_or_else(|_| {
+        Error::Unusable(format!("{part} ended, the log says why; start the hub again"))
+    })
 }
 
 /// Gets this node to where the hub is: it knows its epoch, and holds no claim of before.

@@ -54,9 +54,10 @@ fn read(parts: &Parts) -> Result<Reading, Error> {
             u64::try_from(parts.started_at.unix_ms() / 1000).unwrap_or(0),
         ),
     ]);
-    single.extend(of_cluster(parts)?);
     let (held, files) =
         parts.readers.read(|c| Ok((query::files_held(c)?, query::counter(c, "files")?)))?;
+    let held_here = held.get(&node.node_id).copied().unwrap_or(0);
+    single.extend(of_cluster(parts, held_here));
     let nodes = super::cluster::lines_with(parts, &held, files);
     let folder = DataFolder(&parts.config.data);
     let free = |path| platform::free_bytes(path).unwrap_or(0);
@@ -81,23 +82,22 @@ fn read(parts: &Parts) -> Result<Reading, Error> {
 }
 
 /// How this node and the others stand.
-fn of_cluster(parts: &Parts) -> Result<Vec<(&'static str, u64)>, Error> {
+fn of_cluster(parts: &Parts, held_here: u64) -> Vec<(&'static str, u64)> {
     let (cluster, node) = (&parts.cluster, parts.node.status());
     let nodes = cluster.nodes();
     let there = || nodes.values().filter(|n| n.state != NodeState::Removed);
     let last = node.last_log.unwrap_or(0);
     let lag = node.matched.values().map(|m| last.saturating_sub(m.unwrap_or(0))).max();
     let age = cluster.age().map_or(u64::from(u32::MAX), |a| a.as_secs());
-    let held = parts.readers.read(|c| query::files_held_by(c, node.node_id))?;
-    Ok(vec![
+    vec![
         ("barque_raft_is_stalled", parts.node.is_stalled().into()),
         ("barque_nodes", there().count() as u64),
         ("barque_nodes_alive", there().filter(|n| cluster.is_alive(n.node_id)).count() as u64),
         ("barque_node_takes_part", cluster.outside().is_none().into()),
         ("barque_node_lag_entries", lag.unwrap_or(0)),
-        ("barque_files_held", held),
+        ("barque_files_held", held_here),
         ("barque_state_age_seconds", age),
-    ])
+    ]
 }
 
 /// How one node stands; what is not known is left out.

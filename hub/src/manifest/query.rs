@@ -16,8 +16,8 @@ mod schemas;
 pub use digest::{Digested, digest as manifest_digest};
 pub use imports::{arrived, claim_renewals, has_claims, imported, imports, not_arrived};
 pub use nodes::{
-    NodeRow, count_only_on, files_held, files_held_by, files_only_on, held_only_by, holders,
-    holds_any, invitations, nodes,
+    NodeRow, count_only_on, files_held, files_only_on, held_only_by, holders, holds_any,
+    invitations, nodes,
 };
 pub use schemas::{SchemasPage, columns, schemas, undescribed, undescribed_count};
 

@@ -93,14 +93,6 @@ pub fn held_only_by(c: &Connection, paths: &[String], among: &[u64]) -> Result<V
     paths.iter().map(|path| of(path)).collect()
 }
 
-/// How many files one node holds.
-pub fn files_held_by(c: &Connection, node_id: u64) -> Result<u64, Error> {
-    c.query_row("SELECT count(*) FROM holders WHERE node_id = ?1", [super::signed(node_id)], |r| {
-        r.get(0).map(unsigned)
-    })
-    .map_err(wrap())
-}
-
 /// Files that stand, and whose only copy is on a node.
 pub fn files_only_on(c: &Connection, node_id: u64) -> Result<u64, Error> {
     count_only_on(c, node_id).map_err(wrap())
