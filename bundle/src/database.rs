@@ -7,9 +7,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, TransactionBehavior};
 
 use crate::platform;
+
+/// Statements that a connection keeps prepared.
+const STATEMENTS_MAX: usize = 128;
 
 /// What a database of one kind is.
 pub struct Kind {
@@ -95,11 +99,11 @@ impl Kind {
         // A transaction that reads and then writes would not wait for another's lock but fail.
         connection.set_transaction_behavior(TransactionBehavior::Immediate);
         connection.busy_timeout(self.busy_wait)?;
+        steady(connection)?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", self.synchronous)?;
         connection.pragma_update(None, "foreign_keys", true)?;
         connection.pragma_update(None, "journal_size_limit", self.journal_bytes)?;
-        connection.set_prepared_statement_cache_capacity(64);
         Ok(())
     }
 
@@ -138,12 +142,21 @@ impl Kind {
         let open = || -> rusqlite::Result<Connection> {
             let connection = Connection::open(path)?;
             connection.pragma_update(None, "query_only", true)?;
-            connection.set_prepared_statement_cache_capacity(32);
             connection.busy_timeout(self.busy_wait)?;
+            steady(&connection)?;
             Ok(connection)
         };
         open().map_err(DatabaseError::sqlite(path))
     }
+}
+
+/// Has statements keep the plan that they were prepared with (SQLite's query planner stability
+/// guarantee). Without it a statement beside a partial index is planned anew for each value that is
+/// bound, which took a third of a small read.
+fn steady(connection: &Connection) -> rusqlite::Result<()> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+    Ok(())
 }
 
 fn version(connection: &Connection) -> rusqlite::Result<i64> {

@@ -2,6 +2,8 @@
 //!
 //! Linux is the home; each call has a fallback where a system lacks it.
 
+mod uncached;
+
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsFd as _;
@@ -11,15 +13,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
+pub use uncached::Uncached;
+
 /// Makes a file's bytes and length durable. All syncs of our own go through here.
 ///
 /// A failed sync condemns what it covered: the kernel may have dropped the pages, so the caller
 /// must not call again and believe a success.
 pub fn sync(file: &File) -> io::Result<()> {
-    let synced = crate::fault::before_sync(file).and_then(|()| file.sync_all());
+    counted(crate::fault::before_sync(file).and_then(|()| file.sync_all()))
+}
+
+fn counted(synced: io::Result<()>) -> io::Result<()> {
     let count = if synced.is_ok() { &SYNCS_DONE } else { &SYNCS_FAILED };
     count.fetch_add(1, Ordering::Relaxed);
     synced
+}
+
+/// Makes all that was written to the file system of an open folder durable, where
+/// [`reports_writes`] says that this tells of every write that failed. Counted as one sync.
+pub fn sync_all_of(folder: &File) -> io::Result<()> {
+    let assured = crate::fault::before_sync(folder).and_then(|()| sync_file_system(folder));
+    counted(match assured {
+        Ok(Assured::Unknown) => Err(io::ErrorKind::Unsupported.into()),
+        other => other.map(drop),
+    })
 }
 
 static SYNCS_DONE: AtomicU64 = AtomicU64::new(0);
@@ -92,11 +109,17 @@ impl Root {
 
     /// Opens a regular file for reading, as [`open_regular`] does.
     pub fn open_regular(&self, relative: &str) -> io::Result<File> {
+        self.open_with_metadata(relative).map(|(file, _)| file)
+    }
+
+    /// [`Root::open_regular`], with the metadata of the open file.
+    pub fn open_with_metadata(&self, relative: &str) -> io::Result<(File, fs::Metadata)> {
         let file = self.at(relative, OFlags::RDONLY | OFlags::NONBLOCK)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        let metadata = file.metadata()?;
+        match metadata.is_file() {
+            true => Ok((file, metadata)),
+            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
         }
-        Ok(file)
     }
 
     /// Asks the system to begin reading a file that is read soon; what cannot be read is found then.
@@ -240,54 +263,6 @@ impl Root {
     #[cfg(not(target_os = "linux"))]
     pub fn open_uncached(&self, _relative: &str) -> io::Result<Option<File>> {
         Ok(None)
-    }
-}
-
-/// Bytes at which reads past the memory begin and end; more than any drive asks for.
-const ALIGNED: usize = 4096;
-const UNCACHED_BYTES: usize = 256 * 1024;
-
-/// Reads a file that [`Root::open_uncached`] opened, in pieces as such files need them.
-pub struct Uncached {
-    file: File,
-    buffer: Vec<u8>,
-    /// Where in the buffer the aligned part begins, and what of it is unread.
-    start: usize,
-    unread: std::ops::Range<usize>,
-    left: u64,
-}
-
-impl Uncached {
-    pub fn new(file: File) -> io::Result<Self> {
-        Self::with_buffer(file, Vec::new())
-    }
-
-    /// [`Uncached::new`] with the buffer of one before.
-    pub fn with_buffer(file: File, mut buffer: Vec<u8>) -> io::Result<Self> {
-        buffer.resize(UNCACHED_BYTES + ALIGNED, 0);
-        let start = buffer.as_ptr().align_offset(ALIGNED);
-        let left = file.metadata()?.len();
-        Ok(Self { file, buffer, start, unread: 0..0, left })
-    }
-
-    pub fn into_buffer(self) -> Vec<u8> {
-        self.buffer
-    }
-}
-
-impl io::Read for Uncached {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        if self.unread.is_empty() && self.left > 0 {
-            let into = &mut self.buffer[self.start..self.start + UNCACHED_BYTES];
-            let n = self.file.read(into)?;
-            // What is behind the last whole block is not asked for again.
-            self.left = if n == 0 { 0 } else { self.left.saturating_sub(n as u64) };
-            self.unread = self.start..self.start + n;
-        }
-        let n = out.len().min(self.unread.len());
-        out[..n].copy_from_slice(&self.buffer[self.unread.start..self.unread.start + n]);
-        self.unread.start += n;
-        Ok(n)
     }
 }
 
@@ -495,7 +470,6 @@ impl ShortPath {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
 
     use super::*;
 
@@ -547,21 +521,6 @@ mod tests {
             assert!(root.step_by_step(linked, OFlags::RDONLY).is_err(), "{linked}");
         }
         assert!(root.open_regular("a/b").is_err());
-    }
-
-    #[test]
-    fn what_is_read_past_the_memory_is_the_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = Root::open(dir.path()).unwrap();
-        for len in [0usize, 1, 4095, 4096, 300_000, UNCACHED_BYTES, 2 * UNCACHED_BYTES + 1] {
-            let bytes: Vec<u8> = (0..len).map(|i| i.to_le_bytes()[0]).collect();
-            fs::write(dir.path().join("f"), &bytes).unwrap();
-            // A temporary folder in memory has no such reading.
-            let Some(file) = root.open_uncached("f").unwrap() else { return };
-            let mut read = Vec::new();
-            Uncached::new(file).unwrap().read_to_end(&mut read).unwrap();
-            assert!(read == bytes, "{len}");
-        }
     }
 
     #[test]

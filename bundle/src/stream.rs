@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 
 use crate::archive::{ArchiveError, Members, NAME_FIELD_BYTES, STATUS, WITHDRAWN, short_name};
-use crate::digest::{Hasher, Sha256Digest};
 use crate::entry::{self, EntriesError, Entry};
 use crate::error::ErrorKind;
 use crate::header::{HEADER_MAX_BYTES, Header, HeaderError, Signed};
 use crate::path::FilePath;
 
+/// Bytes of a tar block.
+const BLOCK: usize = 512;
 /// The media type of a bundle stream.
 pub const MEDIA_TYPE: &str = "application/vnd.barque.bundle+tar";
 /// Most entries of one stream.
@@ -74,15 +75,19 @@ impl StreamError {
     }
 }
 
+/// Bytes of a file that are read at once.
+const COPY_BYTES: usize = 128 * 1024;
+
 /// Writes a bundle stream member by member; memory is one buffer.
 pub struct Writer<W: Write> {
     tar: tar::Builder<W>,
+    buffer: Vec<u8>,
 }
 
 impl<W: Write> Writer<W> {
     /// Starts a stream: header, signature and entries go out.
     pub fn start(out: W, header: &Signed<Header>, entries: &[Entry]) -> io::Result<Self> {
-        let mut writer = Self { tar: tar::Builder::new(out) };
+        let mut writer = Self::empty(out);
         let entries = entry::to_jsonl(entries);
         writer.preamble(&header.bytes, &header.sig, (entries.len() as u64, entries.as_slice()))?;
         Ok(writer)
@@ -90,7 +95,7 @@ impl<W: Write> Writer<W> {
 
     /// An archive with nothing in it yet.
     pub fn empty(out: W) -> Self {
-        Self { tar: tar::Builder::new(out) }
+        Self { tar: tar::Builder::new(out), buffer: vec![0; COPY_BYTES] }
     }
 
     /// Starts the archive of a bundle on a drive; `entries` are the length and the bytes of
@@ -100,7 +105,7 @@ impl<W: Write> Writer<W> {
         (header, sig): (&[u8], &[u8]),
         entries: (u64, impl Read),
     ) -> io::Result<Self> {
-        let mut writer = Self { tar: tar::Builder::new(out) };
+        let mut writer = Self::empty(out);
         writer.preamble(header, sig, entries)?;
         Ok(writer)
     }
@@ -128,12 +133,10 @@ impl<W: Write> Writer<W> {
 
     /// Sends one file. A source that is shorter than declared, or cannot be read to its end, is
     /// filled with zeros, so that the stream stays whole for the other files and the hub's hash
-    /// says `mismatch`; the digest of what was sent returns.
-    pub fn file(&mut self, entry: &Entry, source: impl Read) -> io::Result<Sha256Digest> {
-        let mut exact = Exact { inner: source, left: entry.size_bytes, hasher: Hasher::new() };
-        let name = format!("{DATA}{}", entry.path);
-        self.append(&name, entry.size_bytes, &[], &mut exact)?;
-        Ok(exact.hasher.finish())
+    /// says `mismatch`.
+    pub fn file(&mut self, entry: &Entry, source: impl Read) -> io::Result<()> {
+        let mut exact = Exact { inner: source, left: entry.size_bytes };
+        self.append(&format!("{DATA}{}", entry.path), entry.size_bytes, &[], &mut exact)
     }
 
     /// Says that a declared file does not come after all.
@@ -173,7 +176,26 @@ impl<W: Write> Writer<W> {
         header.set_mode(0o644);
         header.set_mtime(0);
         header.set_cksum();
-        self.tar.append(&header, data)
+        self.tar.get_mut().write_all(header.as_bytes())?;
+        self.copy(data)
+    }
+
+    /// The bytes of a member and its padding, in as few pieces as may be.
+    fn copy(&mut self, mut data: impl Read) -> io::Result<()> {
+        let out = self.tar.get_mut();
+        let mut copied = 0;
+        loop {
+            match data.read(&mut self.buffer) {
+                Ok(0) => break,
+                Ok(n) => {
+                    out.write_all(&self.buffer[..n])?;
+                    copied += n;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        out.write_all(&[0; BLOCK][..copied.next_multiple_of(BLOCK) - copied])
     }
 }
 
@@ -198,11 +220,10 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Exactly `left` bytes of a source, zeros after its end or first fault, hashed on the way.
+/// Exactly `left` bytes of a source, zeros after its end or first fault.
 struct Exact<R> {
     inner: R,
     left: u64,
-    hasher: Hasher,
 }
 
 impl<R: Read> Read for Exact<R> {
@@ -220,7 +241,6 @@ impl<R: Read> Read for Exact<R> {
             n = want;
         }
         self.left -= n as u64;
-        self.hasher.update(&buffer[..n]);
         Ok(n)
     }
 }

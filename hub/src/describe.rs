@@ -25,6 +25,8 @@ const STEP: u32 = 250;
 const REST_MAX: Duration = Duration::from_secs(1);
 /// Time after a promotion in which more may follow, so that files go out together.
 const GATHER: Duration = Duration::from_millis(300);
+/// Longest wait for an end of what is under way, before each step.
+const GIVE_WAY_MAX: Duration = Duration::from_secs(5);
 /// How often files that could not be looked at are tried again.
 const AGAIN: Duration = Duration::from_secs(300);
 /// Invisible files that are asked for again each time.
@@ -61,6 +63,7 @@ pub async fn run(parts: Arc<Parts>) {
 async fn describe_behind(parts: &Arc<Parts>, after: &mut u64) -> Result<(), Error> {
     let (mut unseen, mut first_unseen) = (0, None);
     loop {
+        give_way(parts).await;
         let (looking, from) = (Arc::clone(parts), *after);
         let found = background::run("describe", move || look(&looking, from)).await?;
         if !found.command.files.is_empty() {
@@ -82,6 +85,14 @@ async fn describe_behind(parts: &Arc<Parts>, after: &mut u64) -> Result<(), Erro
         *after = first - 1;
     }
     Ok(())
+}
+
+/// Waits while bodies come, though not for ever.
+async fn give_way(parts: &Parts) {
+    let end = Instant::now() + GIVE_WAY_MAX;
+    while parts.gate.streams() > 0 && Instant::now() < end {
+        tokio::time::sleep(GATHER).await;
+    }
 }
 
 /// One command's worth of footers, and the file behind which to go on.

@@ -20,6 +20,7 @@ mod problem;
 mod range;
 mod routes;
 mod schemas;
+mod serve;
 mod status;
 mod sync;
 mod sync_spokes;
@@ -56,9 +57,6 @@ use accept::Limited;
 use node_listener::NodeListener;
 use routes::Spokes;
 
-/// Bytes that one stream may be ahead: hyper's default of 1 MiB starves long links.
-const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
-const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
 const HEADER_WAIT: Duration = Duration::from_secs(30);
 const RENEWAL_CHECK: Duration = Duration::from_secs(24 * 3600);
 /// How often the certificate on disk is looked at.
@@ -261,35 +259,22 @@ impl Listeners {
         let seen = self.seen;
         let renewing =
             self.tls.clone().map(|tls| tokio::spawn(renew(Arc::clone(&parts), tls, seen)));
-        let handle = axum_server::Handle::new();
-        let app = router(Arc::clone(&parts), Door::Public).into_make_service();
+        let app = router(Arc::clone(&parts), Door::Public);
         let lost = |source| Error::Io { what: "the listener failed", path: "".into(), source };
-        let serving = {
-            let handle = handle.clone();
-            let connections_max = parts.config.connections_max;
-            async move {
-                let server = axum_server::from_tcp(self.tcp)?;
-                match self.tls {
-                    Some(tls) => {
-                        let acceptor = RustlsAcceptor::new(tls);
-                        let acceptor = Limited::new(acceptor, connections_max, HEADER_WAIT);
-                        tuned(server.acceptor(acceptor)).handle(handle).serve(app).await
-                    }
-                    None => {
-                        let acceptor = DefaultAcceptor::new();
-                        let acceptor = Limited::new(acceptor, connections_max, HEADER_WAIT);
-                        tuned(server.acceptor(acceptor)).handle(handle).serve(app).await
-                    }
-                }
-            }
+        let stop = async {
+            stop.await;
+            tracing::info!("stopping");
         };
-        tokio::pin!(serving);
-        let served = tokio::select! {
-            served = &mut serving => served,
-            () = stop => {
-                tracing::info!("stopping");
-                handle.graceful_shutdown(Some(wait));
-                serving.await
+        let connections_max = parts.config.connections_max;
+        let served = match self.tls {
+            Some(tls) => {
+                let acceptor = Limited::new(RustlsAcceptor::new(tls), connections_max, HEADER_WAIT);
+                serve::serve(self.tcp, acceptor, app, stop, wait).await
+            }
+            None => {
+                let acceptor = DefaultAcceptor::new();
+                let acceptor = Limited::new(acceptor, connections_max, HEADER_WAIT);
+                serve::serve(self.tcp, acceptor, app, stop, wait).await
             }
         };
         stopping.send_replace(true);
@@ -301,21 +286,6 @@ impl Listeners {
         let _ = std::fs::remove_file(DataFolder(&parts.config.data).socket());
         served.map_err(lost)
     }
-}
-
-fn tuned<A>(
-    mut server: axum_server::Server<std::net::SocketAddr, A>,
-) -> axum_server::Server<std::net::SocketAddr, A> {
-    let builder = server.http_builder();
-    builder.http1().timer(hyper_util::rt::TokioTimer::new()).header_read_timeout(HEADER_WAIT);
-    builder
-        .http2()
-        .timer(hyper_util::rt::TokioTimer::new())
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .keep_alive_interval(Some(Duration::from_secs(20)))
-        .keep_alive_timeout(Duration::from_secs(20));
-    server
 }
 
 fn bind_socket(parts: &Parts) -> Result<std::os::unix::net::UnixListener, Error> {

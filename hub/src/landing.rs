@@ -3,10 +3,12 @@
 //! It keeps V1 (a file appears by one rename of verified, synced bytes) and V2 (a rename never
 //! replaces). No temporary name ever stands here.
 
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use barque_bundle::{Sha256Digest, platform};
 
@@ -20,6 +22,26 @@ pub const FOLDER_MODE: u32 = 0o755;
 #[derive(Clone, Debug)]
 pub struct Landing {
     root: PathBuf,
+    durable: Arc<Mutex<Durable>>,
+}
+
+/// Folders whose names, and all above, this process has synced.
+#[derive(Debug, Default)]
+struct Durable {
+    folders: HashSet<PathBuf>,
+    /// Folders made so far: a sync that began before one was made says nothing of it.
+    made: u64,
+}
+
+/// Folders that are known to be durable at the most.
+const DURABLE_MAX: usize = 20_000;
+
+/// Folders of landing that were looked at for one body: that they are real ones, on its device. What
+/// comes in their way later is found at the rename.
+#[derive(Debug, Default)]
+pub struct Seen {
+    device: Option<u64>,
+    folders: HashSet<String>,
 }
 
 /// What stands at a landed name before anything is written there.
@@ -48,7 +70,7 @@ impl Landing {
             )));
         }
         probe(staging)?;
-        Ok(Self { root: root.to_owned() })
+        Ok(Self { root: root.to_owned(), durable: Arc::default() })
     }
 
     pub fn root(&self) -> &Path {
@@ -59,11 +81,27 @@ impl Landing {
         self.root.join(landed)
     }
 
-    /// Looks before bytes are taken: a folder or file in the way is found early.
-    pub fn target(&self, landed: &str) -> io::Result<Target> {
-        let device = fs::metadata(&self.root)?.dev();
-        let mut at = self.root.clone();
-        let mut segments = landed.split('/').peekable();
+    /// Looks before bytes are taken: a folder or file in the way is found early. Folders that were
+    /// seen are not looked at again.
+    pub fn target(&self, landed: &str, seen: &mut Seen) -> io::Result<Target> {
+        let device = match seen.device {
+            Some(device) => device,
+            None => *seen.device.insert(fs::metadata(&self.root)?.dev()),
+        };
+        let (folder, name) = landed.rsplit_once('/').unwrap_or(("", landed));
+        if seen.folders.contains(folder) {
+            return self.walk_to(&self.root.join(folder), name, device);
+        }
+        let target = self.walk_to(&self.root, landed, device)?;
+        if self.root.join(folder).is_dir() && !matches!(target, Target::Blocked(_)) {
+            seen.folders.insert(folder.to_owned());
+        }
+        Ok(target)
+    }
+
+    fn walk_to(&self, from: &Path, below: &str, device: u64) -> io::Result<Target> {
+        let mut at = from.to_owned();
+        let mut segments = below.split('/').peekable();
         while let Some(segment) = segments.next() {
             at.push(segment);
             let last = segments.peek().is_none();
@@ -96,7 +134,7 @@ impl Landing {
         }
     }
 
-    /// New folders, each name durable in its parent before it is used.
+    /// New folders, whose names [`Landing::sync_folders_of`] makes durable.
     fn make_folders(&self, folder: &Path) -> io::Result<()> {
         if folder == self.root || folder.is_dir() {
             return Ok(());
@@ -108,27 +146,53 @@ impl Landing {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
             Err(e) => return Err(e),
         }
+        // Also one that was durable, and was removed since.
+        let mut known = self.durable();
+        known.made += 1;
+        known.folders.remove(folder);
+        known.folders.remove(parent);
+        drop(known);
         // The mode that was asked for, whatever the umask says.
-        fs::set_permissions(folder, fs::Permissions::from_mode(FOLDER_MODE))?;
-        platform::sync_folder(parent)
+        fs::set_permissions(folder, fs::Permissions::from_mode(FOLDER_MODE))
     }
 
-    /// Makes the names of these files durable: their folders and those above, each synced once.
+    fn durable(&self) -> MutexGuard<'_, Durable> {
+        self.durable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the names of these files durable: each folder synced once, and those above up to the
+    /// first that this process knows to be durable.
     ///
-    /// Also the folders above, and their modes: a crash may have left a folder between its making
-    /// and its sync.
+    /// Also their modes: a crash may have left a folder between its making and its sync.
     pub fn sync_folders_of<'a>(&self, landed: impl Iterator<Item = &'a str>) -> io::Result<()> {
-        let mut folders = std::collections::BTreeSet::new();
+        let mut folders = BTreeSet::new();
+        let known = self.durable();
         for name in landed {
             let mut at = self.path(name);
-            while at.pop() && at.starts_with(&self.root) && folders.insert(at.clone()) {}
+            let mut is_own = true;
+            while at.pop() && at.starts_with(&self.root) {
+                let is_durable = !is_own && known.folders.contains(&at);
+                if is_durable || !folders.insert(at.clone()) {
+                    break;
+                }
+                is_own = false;
+            }
         }
+        let made = known.made;
+        drop(known);
         for folder in &folders {
             let mode = fs::symlink_metadata(folder)?.permissions().mode() & 0o777;
             if mode != FOLDER_MODE {
                 fs::set_permissions(folder, fs::Permissions::from_mode(FOLDER_MODE))?;
             }
             platform::sync_folder(folder)?;
+        }
+        let mut known = self.durable();
+        if known.folders.len() + folders.len() > DURABLE_MAX {
+            known.folders.clear();
+        }
+        if known.made == made {
+            known.folders.extend(folders);
         }
         Ok(())
     }
@@ -210,13 +274,44 @@ mod tests {
     fn a_folder_or_a_file_in_the_way_is_found_before_bytes_are_taken() {
         let dir = tempfile::tempdir().unwrap();
         let landing = Landing::open(&dir.path().join("l"), &dir.path().join("s")).unwrap();
-        assert_eq!(landing.target("s/a/b.parquet").unwrap(), Target::Free);
+        let seen = Seen::default;
+        assert_eq!(landing.target("s/a/b.parquet", &mut seen()).unwrap(), Target::Free);
         fs::create_dir_all(landing.path("s/a/b.parquet")).unwrap();
-        assert!(matches!(landing.target("s/a/b.parquet").unwrap(), Target::Blocked(_)));
+        assert!(matches!(
+            landing.target("s/a/b.parquet", &mut seen()).unwrap(),
+            Target::Blocked(_)
+        ));
         fs::write(landing.path("s/x"), "").unwrap();
-        assert!(matches!(landing.target("s/x/b.parquet").unwrap(), Target::Blocked(_)));
+        assert!(matches!(
+            landing.target("s/x/b.parquet", &mut seen()).unwrap(),
+            Target::Blocked(_)
+        ));
         fs::write(landing.path("s/a/c.parquet"), "").unwrap();
-        assert_eq!(landing.target("s/a/c.parquet").unwrap(), Target::File);
+        assert_eq!(landing.target("s/a/c.parquet", &mut seen()).unwrap(), Target::File);
+    }
+
+    #[test]
+    fn a_folder_is_known_to_be_durable_until_it_is_made_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let staging = dir.path().join("s");
+        let landing = Landing::open(&dir.path().join("l"), &staging).unwrap();
+        let promote = |name: &str| {
+            fs::write(staging.join("1"), "one").unwrap();
+            landing.promote(&staging.join("1"), name).unwrap();
+        };
+        let is_known = |name: &str| landing.durable().folders.contains(&landing.path(name));
+        promote("s/d/m/f.parquet");
+        assert!(!is_known("s/d/m") && !is_known("s"));
+        landing.sync_folders_of(["s/d/m/f.parquet"].into_iter()).unwrap();
+        assert!(is_known("s/d/m") && is_known("s/d") && is_known("s"));
+        // A new name in a folder that is known.
+        promote("s/d/n/f.parquet");
+        assert!(!is_known("s/d/n") && !is_known("s/d") && is_known("s"));
+        landing.sync_folders_of(["s/d/n/f.parquet"].into_iter()).unwrap();
+        assert!(is_known("s/d/n") && is_known("s/d"));
+        fs::remove_dir_all(landing.path("s/d/m")).unwrap();
+        promote("s/d/m/g.parquet");
+        assert!(!is_known("s/d/m") && !is_known("s/d"));
     }
 
     #[test]

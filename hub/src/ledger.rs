@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use barque_bundle::database::Kind;
 use barque_bundle::{Sha256Digest, Timestamp};
-use rusqlite::{Connection, OptionalExtension as _, params};
+use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 
 use crate::error::Error;
 use crate::manifest::query::{digest, signed, unsigned};
@@ -24,6 +24,9 @@ const KIND: Kind = Kind {
 
 pub use imports::{ImportFile, ImportKey};
 pub use uploads::{UploadBundle, UploadKey, UploadRow};
+
+const IS_PROMOTED: &str =
+    "SELECT EXISTS (SELECT 1 FROM sync_received WHERE path = ?1 AND sha256 = ?2)";
 
 /// A whole, synced file in staging.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -244,12 +247,21 @@ impl Ledger {
         Self::number(&self.lock(), "promotion_cursor").map_err(wrap())
     }
 
+    /// Which of these were made visible, by their place in the list.
+    pub fn promoted_of(&self, files: &[(&str, Sha256Digest)]) -> Result<Vec<bool>, Error> {
+        let mut c = self.lock();
+        let tx = c.transaction_with_behavior(TransactionBehavior::Deferred).map_err(wrap())?;
+        let mut search = tx.prepare_cached(IS_PROMOTED).map_err(wrap())?;
+        let is_promoted = |(landed, sha256): &(&str, Sha256Digest)| {
+            search.query_row(params![landed, sha256.as_bytes()], |r| r.get(0))
+        };
+        files.iter().map(is_promoted).collect::<Result<_, _>>().map_err(wrap())
+    }
+
     /// Whether these bytes were made visible under this name.
     pub fn is_promoted(&self, landed: &str, sha256: &Sha256Digest) -> Result<bool, Error> {
         self.lock()
-            .prepare_cached(
-                "SELECT EXISTS (SELECT 1 FROM sync_received WHERE path = ?1 AND sha256 = ?2)",
-            )
+            .prepare_cached(IS_PROMOTED)
             .and_then(|mut s| s.query_row(params![landed, sha256.as_bytes()], |r| r.get(0)))
             .map_err(wrap())
     }

@@ -215,7 +215,11 @@ impl Readers {
             Some(connection) => connection,
             None => KIND.open_reader(&self.path)?,
         };
-        let answer = f(&connection);
+        let answer = {
+            // Its first read takes the state that all of them see, and the locks for it once.
+            let tx = connection.unchecked_transaction().map_err(Error::sql("the manifest"))?;
+            f(&tx)
+        };
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_MAX {
             idle.push(connection);

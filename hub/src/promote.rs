@@ -4,6 +4,7 @@
 //! change positions: rename without replacing, sync the folders, then mark. A crash anywhere in
 //! between is repeated from the cursor, and a file found in place is believed only by its digest.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
@@ -124,14 +125,19 @@ impl Promoter {
 
     fn promote(&self, rows: &[HeldRow], cursor: Option<u64>) -> Result<(), Error> {
         let mut promoted: Vec<PromotedRow> = Vec::new();
-        for row in rows.iter().filter(|r| r.is_mine) {
-            if promoted.iter().any(|p| p.landed == row.landed)
-                || self.ledger.is_promoted(&row.landed, &row.sha256)?
-            {
+        let mut done = HashSet::new();
+        let mine: Vec<&HeldRow> = rows.iter().filter(|r| r.is_mine).collect();
+        let names: Vec<_> = mine.iter().map(|r| (r.landed.as_str(), r.sha256)).collect();
+        let before = self.ledger.promoted_of(&names)?;
+        for (row, is_promoted) in mine.into_iter().zip(before) {
+            if is_promoted || done.contains(row.landed.as_str()) {
                 continue;
             }
             match self.promote_one(row) {
-                Ok(done) => promoted.push(done),
+                Ok(now) => {
+                    promoted.push(now);
+                    done.insert(row.landed.as_str());
+                }
                 // The staged copy is served meanwhile; the hourly sweep and a restart try again.
                 Err(Left::File(why)) => tracing::error!(
                     path = %barque_bundle::path::printable(&row.landed),

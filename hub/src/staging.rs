@@ -3,12 +3,14 @@
 //! A number is open from the first byte until its file has a row in node.db (or is gone), so that
 //! the node's floor never passes a file that is still on its way, however slow its link.
 
+mod sync;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use barque_bundle::digest::Hasher;
 use barque_bundle::{Sha256Digest, platform};
@@ -17,18 +19,20 @@ use crate::error::Error;
 use crate::landing;
 use crate::ledger::Ledger;
 
+pub use sync::Syncer;
+
 /// Stage numbers reserved at once, so that the ledger is written rarely.
 const RESERVED: u64 = 10_000;
 /// Bytes written between two syncs of one file, so that the last one is never long.
 const SYNC_EVERY_BYTES: u64 = 64 * 1024 * 1024;
-/// Threads that sync a group of files.
-const SYNC_THREADS: usize = 8;
 
 /// Hands out growing stage numbers and the files under them.
 pub struct Staging {
     folder: PathBuf,
     ledger: Ledger,
     numbers: Mutex<Numbers>,
+    /// Whether a new file has its mode already.
+    umask_keeps: OnceLock<bool>,
 }
 
 struct Numbers {
@@ -43,7 +47,8 @@ impl Staging {
     pub fn open(folder: &Path, ledger: Ledger) -> Result<Self, Error> {
         let next = ledger.stage_ceiling()? + 1;
         let numbers = Numbers { next, end: next, open: BTreeSet::new() };
-        Ok(Self { folder: folder.to_owned(), ledger, numbers: Mutex::new(numbers) })
+        let (folder, numbers) = (folder.to_owned(), Mutex::new(numbers));
+        Ok(Self { folder, ledger, numbers, umask_keeps: OnceLock::new() })
     }
 
     pub fn folder(&self) -> &Path {
@@ -89,16 +94,32 @@ impl Staging {
         let path = self.path(stage_no);
         let open = || {
             let file = fs::OpenOptions::new()
+                .read(true)
                 .write(true)
                 .create_new(true)
                 .mode(landing::FILE_MODE)
                 .open(&path)?;
-            // The mode that readers need after the rename, whatever the umask says.
-            file.set_permissions(fs::Permissions::from_mode(landing::FILE_MODE))?;
+            self.give_mode(&file)?;
             Ok(file)
         };
         let file = open().map_err(Error::io("cannot stage", &path))?;
         Ok(Incoming { slot, path, file, hasher: Hasher::new(), synced: 0 })
+    }
+
+    /// The mode that readers need after the rename, whatever the umask says; that is the same for
+    /// every file.
+    fn give_mode(&self, file: &File) -> io::Result<()> {
+        let keeps = match self.umask_keeps.get() {
+            Some(keeps) => *keeps,
+            None => {
+                let mode = file.metadata()?.permissions().mode() & 0o777;
+                *self.umask_keeps.get_or_init(|| mode == landing::FILE_MODE)
+            }
+        };
+        match keeps {
+            true => Ok(()),
+            false => file.set_permissions(fs::Permissions::from_mode(landing::FILE_MODE)),
+        }
     }
 
     /// A whole file from elsewhere in this folder under a number of its own; the name it had stays.
@@ -117,23 +138,9 @@ impl Staging {
         Ok(slot)
     }
 
-    /// Makes whole files durable, with their names; after an error none of them may be trusted.
-    pub fn sync(&self, stage_nos: &[u64]) -> io::Result<()> {
-        let per_thread = stage_nos.len().div_ceil(SYNC_THREADS).max(1);
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = stage_nos
-                .chunks(per_thread)
-                .map(|part| {
-                    scope.spawn(move || {
-                        part.iter().try_for_each(|n| platform::sync(&File::open(self.path(*n))?))
-                    })
-                })
-                .collect();
-            threads.into_iter().try_for_each(|t| {
-                t.join().unwrap_or_else(|_| Err(io::Error::other("a syncing thread panicked")))
-            })
-        })?;
-        platform::sync_folder(&self.folder)
+    /// What makes files durable that are begun from now on.
+    pub fn syncer(&self) -> Result<Syncer, Error> {
+        Syncer::open(&self.folder).map_err(Error::io("cannot open", &self.folder))
     }
 
     pub fn remove(&self, stage_no: u64) -> io::Result<()> {
@@ -212,6 +219,11 @@ impl Incoming {
         &self.path
     }
 
+    /// What was written, to read it back.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// The whole file's slot; the file itself is closed.
     pub fn into_slot(self) -> Slot {
         self.slot
@@ -237,7 +249,7 @@ mod tests {
         assert!(!dropped.exists());
         let slot = first.into_slot();
         let n = slot.stage_no();
-        staging.sync(&[n]).unwrap();
+        staging.syncer().unwrap().sync(&[staging.path(n)]).unwrap();
         slot.keep();
         assert_eq!(staging.present().unwrap(), [n]);
         assert!(open().begin().unwrap().into_slot().stage_no() > n + 1);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::digest::Sha256Digest;
 use crate::entry::tests::entry;
 use crate::header::tests::signed;
 use crate::key::SecretKey;
@@ -92,9 +93,11 @@ fn a_short_source_keeps_the_stream_whole_and_shows_in_the_digest() {
     let key = SecretKey::from_seed([9; 32]);
     let entries = [e.clone()];
     let mut w = Writer::start(Vec::new(), &signed(&entries, &key), &entries).unwrap();
-    assert_ne!(w.file(&e, body(1, 300).as_slice()).unwrap(), e.sha256);
+    w.file(&e, body(1, 300).as_slice()).unwrap();
     let read = read_all(&w.finish().unwrap()).unwrap();
-    assert_eq!(read[0].1.as_ref().unwrap().len(), 700);
+    let sent = read[0].1.as_ref().unwrap();
+    assert_eq!(sent.len(), 700);
+    assert_ne!(Sha256Digest::of(sent), e.sha256);
 }
 
 /// A bundle whose files are given as raw tar members behind a genuine preamble.
@@ -171,7 +174,7 @@ proptest! {
         let key = SecretKey::from_seed([9; 32]);
         let mut w = Writer::start(Vec::new(), &signed(&entries, &key), &entries).unwrap();
         for (e, n) in entries.iter().zip(&sizes) {
-            prop_assert_eq!(w.file(e, body(7, *n).as_slice()).unwrap(), e.sha256);
+            w.file(e, body(7, *n).as_slice()).unwrap();
         }
         let read = read_all(&w.finish().unwrap()).unwrap();
         for ((e, n), (path, bytes)) in entries.iter().zip(&sizes).zip(read) {

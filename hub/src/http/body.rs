@@ -1,5 +1,6 @@
 //! Request bodies: bounded JSON, and a stream that a blocking thread reads.
 
+use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,8 +29,10 @@ pub const PAGE: Limits = Limits { bytes: 32 * 1024 * 1024, time: Duration::from_
 pub const UPLOAD: Limits = Limits { bytes: 2 * 1024 * 1024, time: Duration::from_secs(5 * 60) };
 /// Everything else: a name, a key, a role.
 pub const SMALL: Limits = Limits { bytes: 64 * 1024, time: Duration::from_secs(60) };
-/// Chunks that wait between network and reader.
-const WAITING: usize = 16;
+/// Pieces that go from network to reader at once, as far as they are here, and how many of such
+/// bunches wait between the two: a piece is 64 KiB at the most over HTTP/2.
+const BUNCH: usize = 4;
+const WAITING: usize = 1;
 /// What is still read of a body after an early answer, so that the answer is heard: a bundle that
 /// is not one large file. A client that goes on for longer has to read while it sends.
 const DRAIN_BYTES: usize = 32 * 1024 * 1024;
@@ -135,56 +138,59 @@ pub fn reader_until(
         if !is_through {
             let rest = pump(&mut stream, ARRIVED_IDLE, &out, &hearing);
             let _ = tokio::time::timeout(ARRIVED_TIME, rest).await;
-            let _ = out.send(Err(io::Error::other("it was ended"))).await;
+            let _ = out.send(vec![Err(io::Error::other("it was ended"))]).await;
         }
     });
-    BodyReader { pieces, current: Bytes::new(), received }
+    BodyReader { bunches: pieces, bunch: VecDeque::new(), current: Bytes::new(), received }
 }
 
 /// A silence after which nothing more has arrived already, and the time for what has.
 const ARRIVED_IDLE: Duration = Duration::from_millis(50);
 const ARRIVED_TIME: Duration = Duration::from_secs(1);
 
-/// Hands pieces on, one by one. It may be dropped at any point and go on with the same stream: a
-/// piece is taken only when there is room for it.
+/// Hands pieces on, as many at once as are here. It may be dropped at any point and go on with the
+/// same stream: pieces are taken only when there is room for them.
 async fn pump(
     stream: &mut axum::body::BodyDataStream,
     idle: Duration,
-    out: &mpsc::Sender<io::Result<Bytes>>,
+    out: &mpsc::Sender<Bunch>,
     received: &Received,
 ) {
+    let timed_out = |why: String| io::Error::new(io::ErrorKind::TimedOut, why);
     let mut rate = Rate::new(idle);
     loop {
         let Ok(room) = out.reserve().await else {
             let _ = tokio::time::timeout(DRAIN_TIME, drain(stream)).await;
             return;
         };
-        let piece = match tokio::time::timeout(idle, stream.next()).await {
+        let mut here = (&mut *stream).ready_chunks(BUNCH);
+        let bunch = match tokio::time::timeout(idle, here.next()).await {
             Ok(None) => {
                 received.is_whole.store(true, Ordering::Relaxed);
                 return;
             }
-            Ok(Some(Ok(piece))) if !rate.is_kept(piece.len()) => Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("less than {WINDOW_BYTES_MIN} bytes came in {} s", idle.as_secs()),
-            )),
-            Ok(Some(Ok(piece))) => {
-                received.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
-                Ok(piece)
-            }
-            Ok(Some(Err(e))) => Err(io::Error::other(e)),
-            Err(_) => Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("nothing came for {} s", idle.as_secs()),
-            )),
+            Ok(Some(pieces)) => pieces.into_iter().map(|p| p.map_err(io::Error::other)).collect(),
+            Err(_) => vec![Err(timed_out(format!("nothing came for {} s", idle.as_secs())))],
         };
-        let failed = piece.is_err();
-        room.send(piece);
+        let bytes = bunch.iter().flatten().map(Bytes::len).sum();
+        let mut failed = bunch.iter().any(Result::is_err);
+        received.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        let mut bunch: Bunch = bunch;
+        if !rate.is_kept(bytes) && !failed {
+            let within = idle.as_secs();
+            let why = format!("less than {WINDOW_BYTES_MIN} bytes came in {within} s");
+            bunch.push(Err(timed_out(why)));
+            failed = true;
+        }
+        room.send(bunch);
         if failed {
             return;
         }
     }
 }
+
+/// Pieces that were here at one time, in their order; a fault is the last.
+type Bunch = Vec<io::Result<Bytes>>;
 
 /// Fewest bytes of a body in the time of the longest silence: a body that comes slower holds a
 /// place for nothing.
@@ -226,7 +232,8 @@ async fn drain(stream: &mut axum::body::BodyDataStream) {
 
 /// The reading half of [`reader`].
 pub struct BodyReader {
-    pieces: mpsc::Receiver<io::Result<Bytes>>,
+    bunches: mpsc::Receiver<Bunch>,
+    bunch: VecDeque<io::Result<Bytes>>,
     current: Bytes,
     received: Arc<Received>,
 }
@@ -240,9 +247,12 @@ impl BodyReader {
 impl Read for BodyReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.current.is_empty() {
-            match self.pieces.blocking_recv() {
-                None => return Ok(0),
+            match self.bunch.pop_front() {
                 Some(piece) => self.current = piece?,
+                None => match self.bunches.blocking_recv() {
+                    None => return Ok(0),
+                    Some(bunch) => self.bunch = bunch.into(),
+                },
             }
         }
         let n = buffer.len().min(self.current.len());

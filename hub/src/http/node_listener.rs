@@ -6,6 +6,7 @@ use std::io;
 use std::net::TcpListener;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::Extension;
 use axum::middleware::AddExtension;
@@ -15,7 +16,8 @@ use tokio::net::TcpStream;
 use tower::Layer as _;
 
 use super::accept::Limited;
-use super::{Front, HEADER_WAIT, tuned};
+use super::serve::serve;
+use super::{Front, HEADER_WAIT};
 use crate::client::split_address;
 use crate::cluster::door::Certified;
 use crate::cluster::{tasks, tls};
@@ -67,20 +69,20 @@ impl NodeListener {
     /// Serves on Raft's runtime until what this returns is dropped.
     pub fn serve(self, parts: &Arc<Parts>) -> Option<AbortOnDrop> {
         let runtime = parts.node.runtime()?;
-        let app = Front::nodes(parts).into_router().into_make_service();
+        let app = Front::nodes(parts).into_router();
         let serving = async move {
+            let (stop, wait) = (std::future::pending(), Duration::ZERO);
             let served = async {
-                let server = axum_server::from_tcp(self.tcp)?;
                 match self.tls {
                     Some(tls) => {
                         let acceptor = Certifying(RustlsAcceptor::new(tls));
                         let acceptor = Limited::new(acceptor, CONNECTIONS_MAX, HEADER_WAIT);
-                        tuned(server.acceptor(acceptor)).serve(app).await
+                        serve(self.tcp, acceptor, app, stop, wait).await
                     }
                     None => {
                         let acceptor = DefaultAcceptor::new();
                         let acceptor = Limited::new(acceptor, CONNECTIONS_MAX, HEADER_WAIT);
-                        tuned(server.acceptor(acceptor)).serve(app).await
+                        serve(self.tcp, acceptor, app, stop, wait).await
                     }
                 }
             };

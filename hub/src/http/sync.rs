@@ -109,8 +109,8 @@ async fn take_bundle(parts: Arc<Parts>, request: Request) -> Result<Response, Pr
     opened?;
     let told = Told { lines: intake.lines, received, last_bytes: 0 };
     let lines = futures_util::stream::unfold(told, |mut told| async move {
-        let line = told.next().await?;
-        Some((Ok::<_, std::io::Error>(ndjson(&line)), told))
+        let lines = told.next().await?;
+        Some((Ok::<_, std::io::Error>(ndjson(&lines)), told))
     });
     let mut response = Body::from_stream(lines).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, ascii("application/x-ndjson"));
@@ -119,6 +119,8 @@ async fn take_bundle(parts: Arc<Parts>, request: Request) -> Result<Response, Pr
 
 /// How often a client hears that the hub is at work.
 const WORKING_EVERY: Duration = Duration::from_secs(5);
+/// Lines that go to the network in one piece.
+const LINES_AT_ONCE: usize = 256;
 
 /// What a client is told while its bundle is taken.
 struct Told {
@@ -128,28 +130,33 @@ struct Told {
 }
 
 impl Told {
-    /// The next line; while there is none, a sign of work as long as there is work.
-    async fn next(&mut self) -> Option<BundleLine> {
+    /// The next lines; while there are none, a sign of work as long as there is work.
+    async fn next(&mut self) -> Option<Vec<BundleLine>> {
+        let mut lines = Vec::new();
         loop {
-            if let Ok(line) = tokio::time::timeout(WORKING_EVERY, self.lines.recv()).await {
+            let heard = self.lines.recv_many(&mut lines, LINES_AT_ONCE);
+            if let Ok(n) = tokio::time::timeout(WORKING_EVERY, heard).await {
                 // Asked for more after the last line: that one is with the network.
-                if line.is_none() {
+                if n == 0 {
                     fault::after(fault::Step::ReceiptSent);
                 }
-                return line;
+                return (n > 0).then_some(lines);
             }
             let received_bytes = self.received.bytes();
             if received_bytes != self.last_bytes || self.received.is_whole() {
                 self.last_bytes = received_bytes;
-                return Some(BundleLine::Working { received_bytes });
+                return Some(vec![BundleLine::Working { received_bytes }]);
             }
         }
     }
 }
 
-fn ndjson(line: &BundleLine) -> Bytes {
-    let mut bytes = serde_json::to_vec(line).unwrap_or_default();
-    bytes.push(b'\n');
+fn ndjson(lines: &[BundleLine]) -> Bytes {
+    let mut bytes = Vec::new();
+    for line in lines {
+        bytes.extend(serde_json::to_vec(line).unwrap_or_default());
+        bytes.push(b'\n');
+    }
     bytes.into()
 }
 

@@ -19,11 +19,12 @@ use super::{Again, Job, already_imported, scratch};
 use crate::command::BundleRef;
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
+use crate::landing::Seen;
 use crate::ledger::{ImportFile, ImportKey, StagedRow};
 use crate::manifest::query::{self, FileState};
 use crate::receive::{Item, Reserved, admit};
 use crate::registry;
-use crate::staging::Slot;
+use crate::staging::{Slot, Syncer};
 
 /// How long the state of the whole hub is waited for.
 const KNOWN_WAIT: Duration = Duration::from_secs(5);
@@ -122,9 +123,16 @@ impl Intake {
         };
         let reserved = Reserved::take(&self.parts, &header.spoke_id, survey.needed_bytes)?;
         let hold = self.parts.staging.hold()?;
-        let group = Group::default();
         let number = claim.number();
-        let mut stage = Stage { intake: self, key: &key, claim: number, reserved, group };
+        let mut stage = Stage {
+            intake: self,
+            key: &key,
+            claim: number,
+            reserved,
+            syncer: self.parts.staging.syncer()?,
+            seen: Seen::default(),
+            group: Group::default(),
+        };
         stage.all(archive, &head, &all)?;
         // Nothing but what this bundle declares is registered, whatever was noted before.
         self.parts.ledger.forget_other_claims(&key, number)?;
@@ -257,6 +265,8 @@ struct Stage<'a> {
     key: &'a ImportKey,
     claim: u64,
     reserved: Reserved,
+    syncer: Syncer,
+    seen: Seen,
     group: Group,
 }
 
@@ -300,7 +310,8 @@ impl Stage<'_> {
         buffer: &mut [u8],
     ) -> Result<ImportFile, Error> {
         let entry = line.entry;
-        let refused = match admit::decided(self.parts(), &self.key.spoke_id, &entry)? {
+        let (parts, spoke) = (&self.intake.parts, &self.key.spoke_id);
+        let refused = match admit::decided(parts, spoke, &entry, &mut self.seen)? {
             None => return self.stage(archive, entry, buffer),
             Some(Item::Decided { line, .. }) => {
                 Some((line.code.unwrap_or_default(), line.detail.unwrap_or_default()))
@@ -338,7 +349,8 @@ impl Stage<'_> {
         let (found, _) = incoming.digest();
         compare(archive, &entry, found)?;
         let path = incoming.path().to_owned();
-        if let Some(Item::Decided { line, .. }) = admit::judge(&path, &entry)? {
+        let judged = admit::judge(&mut incoming.file(), &path, &entry)?;
+        if let Some(Item::Decided { line, .. }) = judged {
             let refused = (line.code.unwrap_or_default(), line.detail.unwrap_or_default());
             return Ok(ImportFile { entry, stage_no: None, refused: Some(refused) });
         }
@@ -363,10 +375,9 @@ impl Stage<'_> {
         let Group { files, staged, slots, replaced, .. } = std::mem::take(&mut self.group);
         let parts = self.parts();
         if !staged.is_empty() {
-            let numbers: Vec<u64> = staged.iter().map(|r| r.stage_no).collect();
-            parts
-                .staging
-                .sync(&numbers)
+            let files: Vec<_> = staged.iter().map(|r| parts.staging.path(r.stage_no)).collect();
+            self.syncer
+                .sync(&files)
                 .map_err(Error::io("cannot sync files in", parts.staging.folder()))?;
         }
         parts.ledger.note_import(self.key, &files, &staged, (self.claim, (parts.clock)()))?;

@@ -1,5 +1,7 @@
 //! What is refused or decided before bytes are taken, the same for streams and uploads in pieces.
 
+use std::collections::HashSet;
+use std::io::{Read, Seek};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,14 +9,14 @@ use barque_bundle::archive::ArchiveError;
 use barque_bundle::receipt::LANDING_BLOCKED;
 use barque_bundle::stream::{Preamble, STREAM_ENTRIES_MAX, StreamError};
 use barque_bundle::{
-    ByteSize, Entry, ErrorKind, LandedName, Outcome, OutcomeLine, SpokeId, door, platform,
+    ByteSize, Entry, ErrorKind, FilePath, LandedName, Outcome, OutcomeLine, SpokeId, door, platform,
 };
 
 use super::Item;
 use crate::error::{Error, Refusal};
 use crate::gate::Announced;
 use crate::hub::Parts;
-use crate::landing::Target;
+use crate::landing::{Seen, Target};
 use crate::manifest::query;
 use crate::registry::Caller;
 
@@ -46,18 +48,47 @@ pub(crate) fn decided(
     parts: &Parts,
     spoke: &SpokeId,
     entry: &Entry,
+    seen: &mut Seen,
+) -> Result<Option<Item>, Error> {
+    match known(parts, spoke, std::slice::from_ref(entry))?.is_empty() {
+        true => decided_unknown(parts, spoke, entry, seen),
+        false => Ok(Some(Item::Known { entry: entry.clone() })),
+    }
+}
+
+/// Those of a list that the manifest knows at one moment, and that are not lost.
+pub(super) fn known(
+    parts: &Parts,
+    spoke: &SpokeId,
+    entries: &[Entry],
+) -> Result<HashSet<FilePath>, Error> {
+    parts.readers.read(|c| {
+        let mut known = HashSet::new();
+        for entry in entries {
+            let Ok(landed) = LandedName::new(spoke, &entry.path) else { continue };
+            let row = query::lookup(c, landed.as_str())?;
+            if row.is_some_and(|r| r.state != query::FileState::Lost) {
+                known.insert(entry.path.clone());
+            }
+        }
+        Ok(known)
+    })
+}
+
+/// [`decided`], for a file that the manifest did not know a moment ago.
+pub(super) fn decided_unknown(
+    parts: &Parts,
+    spoke: &SpokeId,
+    entry: &Entry,
+    seen: &mut Seen,
 ) -> Result<Option<Item>, Error> {
     let landed = match LandedName::new(spoke, &entry.path) {
         Ok(landed) => landed,
         Err(e) => return Ok(Some(refused(entry, e.code(), e.to_string()))),
     };
-    let row = parts.readers.read(|c| query::lookup(c, landed.as_str()))?;
-    if row.is_some_and(|r| r.state != query::FileState::Lost) {
-        return Ok(Some(Item::Known { entry: entry.clone() }));
-    }
     let target = parts
         .landing
-        .target(landed.as_str())
+        .target(landed.as_str(), seen)
         .map_err(Error::io("cannot look at", parts.landing.path(landed.as_str())))?;
     match target {
         Target::Free => {}
@@ -86,12 +117,14 @@ pub(crate) fn decided(
     Ok(None)
 }
 
-/// The door rule on a whole file: why it is refused, if it is.
-pub(crate) fn judge(path: &Path, entry: &Entry) -> Result<Option<Item>, Error> {
-    let judged = platform::open_regular(path)
-        .map_err(door::DoorError::from)
-        .and_then(|mut file| door::check(&mut file));
-    match judged {
+/// The door rule on the bytes of a whole file, as they are in memory or at `path`: why it is
+/// refused, if it is.
+pub(crate) fn judge(
+    bytes: &mut (impl Read + Seek),
+    path: &Path,
+    entry: &Entry,
+) -> Result<Option<Item>, Error> {
+    match door::check(bytes) {
         Ok(_) => Ok(None),
         Err(door::DoorError::Io(source)) => {
             Err(Error::Io { what: "cannot read back", path: path.to_owned(), source })

@@ -1,10 +1,11 @@
 //! Reads a bundle stream and stages what the hub lacks, verifying before anything counts (V1).
 
-use std::io::Read;
+use std::collections::HashSet;
+use std::io::{Cursor, Read};
 use std::sync::Arc;
 
-use barque_bundle::stream::{Member, Reader};
-use barque_bundle::{Entry, Outcome, OutcomeLine, fault};
+use barque_bundle::stream::{Member, Reader, StreamError};
+use barque_bundle::{Entry, FilePath, Outcome, OutcomeLine, fault};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Item;
@@ -12,6 +13,7 @@ use super::admit::{self, Reserved, mismatch, refuse_stream};
 use crate::command::BundleRef;
 use crate::error::Error;
 use crate::hub::Parts;
+use crate::landing::Seen;
 use crate::registry::Caller;
 use crate::staging::Incoming;
 use crate::upload::KEPT_BYTES_MIN;
@@ -35,21 +37,24 @@ impl Stager {
         let mut reader = Reader::new(source);
         let preamble = reader.preamble().map_err(refuse_stream)?;
         admit::verify(&self.parts, &self.caller, &preamble)?;
-        reader.expect_entries(&preamble).map_err(refuse_stream)?;
+        let entries = reader.expect_entries(&preamble).map_err(refuse_stream)?;
         let reserved =
             Reserved::take(&self.parts, &preamble.header.spoke_id, preamble.header.total_bytes)?;
         let verified = BundleRef::of(&preamble.header, preamble.header_bytes, preamble.sig, None);
         if bundle.send(verified).is_err() {
             return Ok(());
         }
-        let mut buffer = vec![0u8; BUFFER_BYTES];
+        let known = admit::known(&self.parts, &self.caller.spoke_id, &entries)?;
+        drop(entries);
+        let (buffer, seen) = (vec![0u8; BUFFER_BYTES], Seen::default());
+        let mut desk = Desk { reserved, known, buffer, seen };
         while let Some(member) = reader.next_member().map_err(refuse_stream)? {
             let item = match member {
                 Member::Withdrawn(entry) => {
                     let line = OutcomeLine::new(entry.path, entry.sha256, Outcome::Withdrawn, 0);
                     Item::Decided { line, seq: None }
                 }
-                Member::File(entry) => self.file(&mut reader, entry, &reserved, &mut buffer)?,
+                Member::File(entry) => self.file(&mut reader, entry, &mut desk)?,
             };
             // The settling side ended: it says why.
             if items.blocking_send(item).is_err() {
@@ -63,15 +68,19 @@ impl Stager {
         &self,
         reader: &mut Reader<impl Read>,
         entry: Entry,
-        reserved: &Reserved,
-        buffer: &mut [u8],
+        desk: &mut Desk,
     ) -> Result<Item, Error> {
-        match admit::decided(&self.parts, &self.caller.spoke_id, &entry)? {
+        let spoke = &self.caller.spoke_id;
+        let decided = match desk.known.contains(&entry.path) {
+            true => Some(Item::Known { entry: entry.clone() }),
+            false => admit::decided_unknown(&self.parts, spoke, &entry, &mut desk.seen)?,
+        };
+        match decided {
             Some(item) => {
-                reserved.release(entry.size_bytes);
+                desk.reserved.release(entry.size_bytes);
                 Ok(item)
             }
-            None => self.stage(reader, entry, reserved, buffer),
+            None => self.stage(reader, entry, desk),
         }
     }
 
@@ -79,22 +88,22 @@ impl Stager {
         &self,
         reader: &mut Reader<impl Read>,
         entry: Entry,
-        reserved: &Reserved,
-        buffer: &mut [u8],
+        desk: &mut Desk,
     ) -> Result<Item, Error> {
         let mut incoming = self.parts.staging.begin()?;
+        let path = incoming.path().to_owned();
+        let mut in_memory;
         loop {
-            match reader.read(buffer) {
-                Err(e) => {
-                    self.keep(&entry, incoming);
-                    return Err(refuse_stream(e));
-                }
-                Ok(0) => break,
-                Ok(n) => {
-                    let path = incoming.path().to_owned();
-                    incoming.write(&buffer[..n]).map_err(Error::io("cannot write", path))?;
-                    reserved.release(n as u64);
-                }
+            let (n, fault) = fill(reader, &mut desk.buffer);
+            incoming.write(&desk.buffer[..n]).map_err(Error::io("cannot write", &path))?;
+            desk.reserved.release(n as u64);
+            if let Some(fault) = fault {
+                self.keep(&entry, incoming);
+                return Err(refuse_stream(fault));
+            }
+            in_memory = &desk.buffer[..n];
+            if n < desk.buffer.len() {
+                break;
             }
         }
         let (found, size) = incoming.digest();
@@ -102,8 +111,11 @@ impl Stager {
             let detail = format!("the bytes that came have the digest {found}");
             return Ok(mismatch(&entry, detail));
         }
-        let path = incoming.path().to_owned();
-        if let Some(item) = admit::judge(&path, &entry)? {
+        let refused = match in_memory.len() as u64 == size {
+            true => admit::judge(&mut Cursor::new(in_memory), &path, &entry)?,
+            false => admit::judge(&mut incoming.file(), &path, &entry)?,
+        };
+        if let Some(item) = refused {
             return Ok(item);
         }
         self.parts.metrics.received(size);
@@ -122,4 +134,26 @@ impl Stager {
             tracing::warn!(error = %e.told(), "a part of a file is not kept");
         }
     }
+}
+
+/// What one stream is staged with.
+struct Desk {
+    reserved: Reserved,
+    /// What the manifest knew when the stream began.
+    known: HashSet<FilePath>,
+    buffer: Vec<u8>,
+    seen: Seen,
+}
+
+/// Bytes of a member until the buffer is full, the member ends or the stream breaks.
+fn fill(reader: &mut Reader<impl Read>, buffer: &mut [u8]) -> (usize, Option<StreamError>) {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match reader.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(e) => return (filled, Some(e)),
+        }
+    }
+    (filled, None)
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use barque_bundle::stream::Preamble;
 use barque_bundle::wire::BundleLine;
-use barque_bundle::{Entry, ErrorKind, Header, Sha256Digest, fault};
+use barque_bundle::{Entry, ErrorKind, Header, Sha256Digest, fault, platform};
 use tokio::sync::mpsc;
 
 use super::{Item, Settler, admit};
 use crate::command::BundleRef;
 use crate::error::{Error, Refusal};
 use crate::hub::Parts;
+use crate::landing::Seen;
 use crate::ledger::UploadBundle;
 use crate::registry::Caller;
 
@@ -56,8 +57,10 @@ pub async fn decide(
 ) -> Result<Option<BundleLine>, Error> {
     let (looking, asked) = (Arc::clone(parts), upload.entry.clone());
     let spoke = upload.bundle.spoke_id.clone();
-    let decided =
-        tokio::task::spawn_blocking(move || admit::decided(&looking, &spoke, &asked)).await;
+    let decided = tokio::task::spawn_blocking(move || {
+        admit::decided(&looking, &spoke, &asked, &mut Seen::default())
+    })
+    .await;
     match decided.unwrap_or_else(|e| Err(Error::Malformed(e.to_string())))? {
         None => Ok(None),
         Some(item) => settle(parts, upload.bundle.clone(), item).await.map(Some),
@@ -79,7 +82,9 @@ pub async fn finish(
             let detail = format!("the bytes that came have the digest {}", found.0);
             return Ok(admit::mismatch(&entry, detail));
         }
-        if let Some(item) = admit::judge(&from, &entry)? {
+        let mut file =
+            platform::open_regular(&from).map_err(Error::io("cannot read back", &from))?;
+        if let Some(item) = admit::judge(&mut file, &from, &entry)? {
             return Ok(item);
         }
         staging.metrics.received(entry.size_bytes);
@@ -101,11 +106,12 @@ pub fn is_final(line: &BundleLine) -> bool {
 
 async fn settle(parts: &Arc<Parts>, bundle: BundleRef, item: Item) -> Result<BundleLine, Error> {
     let (out, mut lines) = mpsc::channel(4);
+    let syncer = Arc::new(parts.staging.syncer()?);
     let parts = Arc::clone(parts);
     // Goes on by itself when the caller goes away.
     let settling = tokio::spawn(async move {
-        let mut settler =
-            Settler { parts, bundle: Arc::new(bundle), lines: out, settled: Vec::new() };
+        let bundle = Arc::new(bundle);
+        let mut settler = Settler { parts, bundle, syncer, lines: out, settled: Vec::new() };
         let stopped = settler.settle(vec![item]).await.err();
         settler.finish(stopped).await;
     });

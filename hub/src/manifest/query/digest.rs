@@ -20,8 +20,11 @@ pub struct Digested {
 /// The SHA-256 over every row of every table in the order of their keys. Reads all of the manifest.
 pub fn digest(c: &Connection) -> Result<Digested, Error> {
     // One state for all tables.
-    let tx = c.unchecked_transaction().map_err(wrap())?;
-    let mut names = tx
+    let _tx = match c.is_autocommit() {
+        true => Some(c.unchecked_transaction().map_err(wrap())?),
+        false => None,
+    };
+    let mut names = c
         .prepare(
             "SELECT name FROM sqlite_master
              WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name",
@@ -34,7 +37,7 @@ pub fn digest(c: &Connection) -> Result<Digested, Error> {
         hasher.update(table.as_bytes());
         let but = if table == "meta" { " WHERE key <> 'raft_state'" } else { "" };
         // Tables are trees of their keys, and a plain scan follows them.
-        let mut rows = tx.prepare(&format!("SELECT * FROM \"{table}\"{but}")).map_err(wrap())?;
+        let mut rows = c.prepare(&format!("SELECT * FROM \"{table}\"{but}")).map_err(wrap())?;
         let columns = rows.column_count();
         let mut rows = rows.query([]).map_err(wrap())?;
         while let Some(row) = rows.next().map_err(wrap())? {
@@ -43,11 +46,11 @@ pub fn digest(c: &Connection) -> Result<Digested, Error> {
             }
         }
     }
-    let raft_state: Option<Vec<u8>> = tx
+    let raft_state: Option<Vec<u8>> = c
         .query_row("SELECT value FROM meta WHERE key = 'raft_state'", [], |r| r.get(0))
         .optional()
         .map_err(wrap())?;
-    Ok(Digested { position: counter(&tx, "position")?, raft_state, sha256: hasher.finish() })
+    Ok(Digested { position: counter(c, "position")?, raft_state, sha256: hasher.finish() })
 }
 
 fn add(hasher: &mut Hasher, value: ValueRef<'_>) {

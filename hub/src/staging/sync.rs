@@ -1,0 +1,55 @@
+//! Makes files durable group by group: the group is the unit, not the file.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use barque_bundle::platform;
+
+/// Threads that sync the files of a group, where each needs a sync of its own.
+const THREADS: usize = 8;
+/// Fewer files are cheaper one by one, and do not wait for what others write to the disk.
+const AT_ONCE_MIN: usize = 16;
+
+/// Syncs files of one folder that are written after it was opened.
+///
+/// One call syncs the whole file system where that tells of every write that failed since the
+/// folder was opened (ext4, xfs and btrfs from Linux 5.8 on, syncfs(2)). It tells once, so whoever
+/// writes opens one of its own, and trusts nothing more after an error.
+pub struct Syncer {
+    path: PathBuf,
+    folder: File,
+    tells: bool,
+}
+
+impl Syncer {
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let folder = File::open(path)?;
+        let tells = platform::reports_writes(&folder);
+        Ok(Self { path: path.to_owned(), folder, tells })
+    }
+
+    /// Makes whole files durable, with their names; after an error none of them may be trusted.
+    pub fn sync(&self, files: &[PathBuf]) -> io::Result<()> {
+        match self.tells && files.len() >= AT_ONCE_MIN {
+            true => platform::sync_all_of(&self.folder)?,
+            false => one_by_one(files)?,
+        }
+        platform::sync_folder(&self.path)
+    }
+}
+
+fn one_by_one(files: &[PathBuf]) -> io::Result<()> {
+    let per_thread = files.len().div_ceil(THREADS).max(1);
+    let sync = |part: &[PathBuf]| part.iter().try_for_each(|f| platform::sync(&File::open(f)?));
+    if let [one] = files {
+        return sync(std::slice::from_ref(one));
+    }
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            files.chunks(per_thread).map(|part| scope.spawn(move || sync(part))).collect();
+        threads.into_iter().try_for_each(|t| {
+            t.join().unwrap_or_else(|_| Err(io::Error::other("a syncing thread panicked")))
+        })
+    })
+}
