@@ -322,12 +322,8 @@ impl HubClient {
         let url = self.url(wire::BUNDLES);
         let moved = Arc::new(Moved::new());
         let (out, pieces) = tokio::sync::mpsc::channel(CHUNKS_WAITING);
-        let sink = ChannelWriter {
-            out,
-            moved: Arc::clone(&moved),
-            progress: Arc::clone(&progress),
-            pace: self.way.pace.clone(),
-        };
+        let pace = self.way.pace.clone();
+        let sink = ChannelWriter::new(out, Arc::clone(&moved), progress, pace);
         let signed = header.clone();
         let weigh = |p: &Parcel| crate::plan::member_bytes(&p.entry.path, p.entry.size_bytes);
         let len = parcels.iter().map(weigh).sum();
@@ -341,7 +337,7 @@ impl HubClient {
             .header(wire::REQUEST_ID, self.request_id())
             .header(CONTENT_TYPE, stream::MEDIA_TYPE)
             .body(streamed(pieces));
-        let answer = self.hear(&url, request, header, &moved, &*progress).await;
+        let answer = self.hear(&url, request, header, &moved).await;
         // The thread ends at its next write, or with the connection: it is not waited for long.
         let written = tokio::time::timeout(WRITER_WAIT, writing).await;
         self.with_hub_time(&url, answer).map_err(|e| match written {
@@ -358,7 +354,6 @@ impl HubClient {
         request: reqwest::RequestBuilder,
         header: &Signed<Header>,
         moved: &Moved,
-        progress: &dyn Progress,
     ) -> Result<Sent, CallError> {
         let stalled = || self.stalled(url);
         let response = moved
@@ -383,8 +378,7 @@ impl HubClient {
             moved.mark();
             for line in lines.push(&piece) {
                 match serde_json::from_slice(&line) {
-                    Ok(BundleLine::Outcome(_)) => progress.settled(),
-                    Ok(BundleLine::Working { .. }) => {}
+                    Ok(BundleLine::Outcome(_) | BundleLine::Working { .. }) => {}
                     Ok(BundleLine::Done { receipt, stopped }) => {
                         let answers = Answers::Bundle(header.value.bundle_id);
                         return Ok(Sent { receipt: self.open(receipt, answers)?, stopped });

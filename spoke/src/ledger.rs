@@ -5,6 +5,7 @@
 
 pub mod bundles;
 pub mod change;
+mod known;
 pub mod passes;
 pub mod read;
 mod retain;
@@ -21,6 +22,7 @@ use crate::error::Error;
 
 pub use bundles::{BundleRow, BundleState};
 pub use change::Change;
+pub use known::{KnownRow, KnownRows};
 pub use passes::PassRow;
 pub use read::{FileRow, PageKey, StatRow, Tally};
 

@@ -1,12 +1,15 @@
 //! A look at one file: is it whole, and what is its digest? Nothing is changed.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::time::Duration;
 
 use barque_bundle::platform::Root;
 use barque_bundle::{Sha256Digest, Timestamp, door, platform};
 
 use crate::ledger::StatRow;
+
+/// Files up to this size are in memory while they are looked at.
+const IN_MEMORY_BYTES: u64 = 256 * 1024;
 
 /// What a look found.
 #[derive(Debug)]
@@ -41,18 +44,11 @@ pub fn look(root: &Root, path: &str) -> Looked {
 }
 
 fn try_look(root: &Root, path: &str) -> io::Result<Looked> {
-    let mut file = root.open_regular(path)?;
-    let stat = StatRow::of(&file.metadata()?);
-    let judged = match door::check(&mut file) {
-        Err(door::DoorError::Io(e)) => return Err(e),
-        judged => judged,
-    };
-    let digest = match &judged {
-        Ok(_) => {
-            io::Seek::rewind(&mut file)?;
-            Some(Sha256Digest::of_reader(&mut file)?)
-        }
-        Err(_) => None,
+    let (mut file, metadata) = root.open_with_metadata(path)?;
+    let stat = StatRow::of(&metadata);
+    let (judged, digest) = match stat.size_bytes <= IN_MEMORY_BYTES {
+        true => read_small(file.by_ref(), stat.size_bytes)?,
+        false => read_large(&mut file)?,
     };
     let is_still = |m: io::Result<std::fs::Metadata>| m.map(|m| StatRow::of(&m) == stat);
     if !is_still(file.metadata())? || !is_still(root.metadata(path))? {
@@ -63,6 +59,32 @@ fn try_look(root: &Root, path: &str) -> io::Result<Looked> {
         (Ok(_), Some((sha256, size))) if size == stat.size_bytes => Looked::Whole { sha256, stat },
         _ => Looked::Moving,
     })
+}
+
+/// The door rule's word, and the digest and size of a file that keeps it.
+type Read = (Result<door::Kind, door::DoorError>, Option<(Sha256Digest, u64)>);
+
+/// A file that is read at once.
+fn read_small(file: impl io::Read, size: u64) -> io::Result<Read> {
+    // One byte more shows that it grew.
+    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0) + 1);
+    file.take(size + 1).read_to_end(&mut bytes)?;
+    let judged = door::check(&mut io::Cursor::new(&bytes));
+    let digest = judged.is_ok().then(|| (Sha256Digest::of(&bytes), bytes.len() as u64));
+    Ok((judged, digest))
+}
+
+fn read_large(file: &mut (impl io::Read + io::Seek)) -> io::Result<Read> {
+    let judged = match door::check(file) {
+        Err(door::DoorError::Io(e)) => return Err(e),
+        judged => judged,
+    };
+    if judged.is_err() {
+        return Ok((judged, None));
+    }
+    file.rewind()?;
+    let digest = Sha256Digest::of_reader(file)?;
+    Ok((judged, Some(digest)))
 }
 
 /// Whether a file's times are old enough to believe that nobody writes it.

@@ -4,6 +4,7 @@
 //! One link fault costs no file an attempt; a few in a row end the pass as "hub not reached".
 
 mod ceiling;
+mod flow;
 mod open;
 mod pass;
 mod report;
@@ -47,7 +48,6 @@ pub enum Event {
     Scanned { pending: u64, pending_bytes: u64 },
     Sending { files: u64, bytes: u64 },
     SentBytes(u64),
-    SettledOne,
     Waiting { why: String, ms: u64 },
 }
 
@@ -367,7 +367,7 @@ impl Opened<'_> {
         if self.options.check_in == CheckIn::Always {
             return Ok(true);
         }
-        let tally = ledger.tally(hub_id)?;
+        let tally = ledger.open_tally(hub_id)?;
         if tally.of(State::Pending) + tally.of(State::InFlight) > 0 {
             return Ok(true);
         }

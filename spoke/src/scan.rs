@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::edge::Edge;
 use crate::error::Error;
-use crate::ledger::{Change, FileRow, Ledger, StatRow};
+use crate::ledger::{Change, KnownRow, KnownRows, Ledger, StatRow};
 use crate::look::{Looked, lies_still, look};
 use crate::plan::{self, Look, State, Step};
 use crate::priority::Priorities;
@@ -32,6 +32,8 @@ const BATCH: usize = 500;
 /// Files, and bytes of them, that are asked of the disk together.
 const NEXT_FILES: usize = 64;
 const NEXT_BYTES: u64 = 32 << 20;
+/// Threads that look at them.
+const LOOKING: usize = 4;
 const BATCH_TIME: Duration = Duration::from_secs(2);
 /// Paths that a report names at the most.
 pub const NAMED_MAX: usize = 1_000;
@@ -135,9 +137,12 @@ impl Scanner<'_> {
             next_bytes: 0,
             written: Instant::now(),
             youngest: Instant::now(),
+            known: KnownRows::new(self.hub_id),
+            has_other_hubs: false,
             scanner: self,
         };
         run.scanner.ledger.clear_notes()?;
+        run.has_other_hubs = run.scanner.ledger.has_other_hubs(run.scanner.hub_id)?;
         let own = std::fs::canonicalize(run.scanner.state_folder).unwrap_or_default();
         let source = run.scanner.source.path().to_owned();
         walk::walk(&source, &own, &mut |visit| run.visit(visit))?;
@@ -148,16 +153,26 @@ impl Scanner<'_> {
     }
 }
 
+/// A file that is looked at next.
+struct Next {
+    path: FilePath,
+    seen: StatRow,
+    /// Whether the ledger may have a row of it.
+    has_row: bool,
+}
+
 struct Run<'a> {
     scanner: Scanner<'a>,
     report: ScanReport,
     waiting: Vec<Change>,
     /// Files that are looked at next, and their bytes: a disk reads many at once sooner.
-    next: Vec<(FilePath, StatRow)>,
+    next: Vec<Next>,
     next_bytes: u64,
     written: Instant,
     /// When the last young file was seen.
     youngest: Instant,
+    known: KnownRows,
+    has_other_hubs: bool,
 }
 
 impl Run<'_> {
@@ -212,6 +227,13 @@ impl Run<'_> {
     }
 
     fn candidate(&mut self, path: &str, stat: StatRow) -> Result<(), Error> {
+        let row = self.known.find(self.scanner.ledger, path)?;
+        let has_row = row.is_some();
+        let row = row.filter(|r| r.stat == stat);
+        if row.as_ref().is_some_and(|r| r.state == State::Synced) {
+            self.report.count(State::Synced);
+            return Ok(());
+        }
         let checked = path
             .parse::<FilePath>()
             .and_then(|p| LandedName::new(self.scanner.spoke_id, &p).map(|_| p));
@@ -222,25 +244,24 @@ impl Run<'_> {
                 return Ok(());
             }
         };
-        let row = self.scanner.ledger.file(self.scanner.hub_id, &path)?;
-        if let Some(row) = row.filter(|r| r.stat == stat) {
-            self.classify(&row)?;
+        if let Some(row) = row {
+            self.classify(&path, &row)?;
             return self.settle_known(&path, row.state, row.code.as_deref());
         }
         if lies_still(&stat, self.scanner.edge.now(), self.scanner.settle) {
-            return self.look_soon(path, stat);
+            return self.look_soon(Next { path, seen: stat, has_row });
         }
         self.youngest = Instant::now();
         self.scanner.ledger.add_young(&path, &stat)
     }
 
     /// A file that waits goes as the settings say now.
-    fn classify(&mut self, row: &FileRow) -> Result<(), Error> {
-        let class = self.scanner.priorities.class(row.path.as_str());
+    fn classify(&mut self, path: &FilePath, row: &KnownRow) -> Result<(), Error> {
+        let class = self.scanner.priorities.class(path.as_str());
         if row.class == class || !matches!(row.state, State::Pending | State::InFlight) {
             return Ok(());
         }
-        self.note(Change::Class { path: row.path.clone(), class })
+        self.note(Change::Class { path: path.clone(), class })
     }
 
     fn settle_known(
@@ -265,9 +286,9 @@ impl Run<'_> {
     }
 
     /// Looks at a file together with some that come next.
-    fn look_soon(&mut self, path: FilePath, stat: StatRow) -> Result<(), Error> {
-        self.next_bytes += stat.size_bytes;
-        self.next.push((path, stat));
+    fn look_soon(&mut self, next: Next) -> Result<(), Error> {
+        self.next_bytes += next.seen.size_bytes;
+        self.next.push(next);
         match self.next.len() < NEXT_FILES && self.next_bytes < NEXT_BYTES {
             true => Ok(()),
             false => self.look_at_next(),
@@ -277,16 +298,28 @@ impl Run<'_> {
     fn look_at_next(&mut self) -> Result<(), Error> {
         let next = std::mem::take(&mut self.next);
         self.next_bytes = 0;
+        let source = self.scanner.source;
         if next.len() > 1 {
-            next.iter().for_each(|(path, _)| self.scanner.source.read_ahead(path.as_str()));
+            next.iter().for_each(|n| source.read_ahead(n.path.as_str()));
         }
-        next.into_iter().try_for_each(|(path, stat)| self.look(path, &stat))
+        let mut known = Vec::with_capacity(next.len());
+        for n in &next {
+            known.push(self.digest_for_another(n)?);
+        }
+        let look = |(n, known): (&Next, Option<Looked>)| {
+            known.unwrap_or_else(|| look(source, n.path.as_str()))
+        };
+        let looked = side_by_side(next.iter().zip(known).collect(), look);
+        next.into_iter().zip(looked).try_for_each(|(n, looked)| self.take(n, looked))
     }
 
-    /// Looks at the file and notes what follows, if it still is what was seen.
-    fn look(&mut self, path: FilePath, seen: &StatRow) -> Result<(), Error> {
-        let looked = self.look_once(&path, seen)?;
-        let known = self.scanner.ledger.file(self.scanner.hub_id, &path)?.map(|r| r.known());
+    /// Notes what follows from a look at the file, if it still is what was seen.
+    fn take(&mut self, next: Next, looked: Looked) -> Result<(), Error> {
+        let Next { path, seen, has_row } = next;
+        let known = match has_row {
+            true => self.scanner.ledger.file(self.scanner.hub_id, &path)?.map(|r| r.known()),
+            false => None,
+        };
         let change = match looked {
             Looked::Gone => {
                 self.report.skip(path.as_str(), "vanished");
@@ -302,7 +335,7 @@ impl Run<'_> {
                 self.report.skip(path.as_str(), "unreadable");
                 return Ok(());
             }
-            Looked::Whole { stat, .. } | Looked::Held { stat, .. } if stat != *seen => {
+            Looked::Whole { stat, .. } | Looked::Held { stat, .. } if stat != seen => {
                 self.report.not_settled += 1;
                 return Ok(());
             }
@@ -334,14 +367,14 @@ impl Run<'_> {
         self.note(change)
     }
 
-    /// Reads the file, unless it was read for another hub as it is now.
-    fn look_once(&self, path: &FilePath, seen: &StatRow) -> Result<Looked, Error> {
+    /// What a look would find at a file that was read for another hub as it is now.
+    fn digest_for_another(&self, next: &Next) -> Result<Option<Looked>, Error> {
         let scanner = &self.scanner;
-        let known = scanner.ledger.digest_for_another(scanner.hub_id, path, seen)?;
-        Ok(match known {
-            Some(sha256) => Looked::Whole { sha256, stat: *seen },
-            None => look(scanner.source, path.as_str()),
-        })
+        if !self.has_other_hubs {
+            return Ok(None);
+        }
+        let known = scanner.ledger.digest_for_another(scanner.hub_id, &next.path, &next.seen)?;
+        Ok(known.map(|sha256| Looked::Whole { sha256, stat: next.seen }))
     }
 
     fn leave(&self, step: Step, path: FilePath, stat: StatRow, code: &str, detail: &str) -> Change {
@@ -392,7 +425,7 @@ impl Run<'_> {
         loop {
             let page = self.scanner.ledger.young_page(&after, BATCH)?;
             let Some((last, _)) = page.last() else {
-                return Ok(());
+                return self.look_at_next();
             };
             after = last.to_string();
             for (path, stat) in page {
@@ -402,11 +435,31 @@ impl Run<'_> {
                 }
                 match self.scanner.source.metadata(path.as_str()) {
                     Ok(m) if m.is_file() && StatRow::of(&m) != stat => self.report.not_settled += 1,
-                    _ => self.look(path, &stat)?,
+                    _ => self.look_soon(Next { path, seen: stat, has_row: true })?,
                 }
             }
         }
     }
+}
+
+/// What a function makes of each item, in their order; on some threads when there are many.
+fn side_by_side<T: Send, R: Send>(items: Vec<T>, f: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(LOOKING);
+    if threads < 2 || items.len() < 2 * threads {
+        return items.into_iter().map(f).collect();
+    }
+    let per_thread = items.len().div_ceil(threads);
+    let (mut parts, mut items) = (Vec::new(), items.into_iter());
+    while items.len() > 0 {
+        parts.push(items.by_ref().take(per_thread).collect::<Vec<T>>());
+    }
+    std::thread::scope(|scope| {
+        let f = &f;
+        let run = |part: Vec<T>| scope.spawn(move || part.into_iter().map(f).collect::<Vec<R>>());
+        let running: Vec<_> = parts.into_iter().map(run).collect();
+        let ended = running.into_iter().map(|t| t.join());
+        ended.flat_map(|t| t.unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+    })
 }
 
 #[cfg(test)]

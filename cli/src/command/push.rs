@@ -62,7 +62,6 @@ fn show(bar: &ProgressBar, event: &Event) {
         Event::Scanned { pending_bytes, .. } => output::measure(bar, *pending_bytes),
         Event::Sending { files, .. } => bar.set_message(format!("{files} files")),
         Event::SentBytes(n) => bar.inc(*n),
-        Event::SettledOne => {}
         Event::Waiting { why, ms } => bar.set_message(format!("waiting {ms} ms: {why}")),
     }
 }

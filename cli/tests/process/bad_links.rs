@@ -7,8 +7,8 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 
 use crate::badnet::{BadNet, Shape};
-use crate::proxy::DAMAGED;
-use crate::site::{Site, Spoke, json, sized};
+use crate::proxy::{DAMAGED, HoldingProxy};
+use crate::site::{Site, Spoke, json, sized, tiny};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
@@ -45,8 +45,29 @@ pub fn trials() -> Vec<Trial> {
         trial!(hb_04_a_limit_on_bodies_is_found_remembered_and_counts_against_no_file),
         trial!(hb_06_nothing_counts_as_sent_when_something_else_answers),
         trial!(sp_10_a_poison_file_goes_last_and_is_named),
+        trial!(the_next_bundle_goes_out_before_the_one_before_it_is_answered),
     ]);
     trials
+}
+
+/// From within the first bundle until within the second the spoke hears nothing.
+fn the_next_bundle_goes_out_before_the_one_before_it_is_answered() {
+    const FILES: u64 = 2_500;
+    let site = Site::new();
+    let hub = site.hub();
+    let spoke = site.spoke("s");
+    for n in 0..FILES {
+        spoke.put(&format!("d/m/2024/03/31/00/f{n:04}.parquet"), &tiny(n));
+    }
+    // Two pages of offers take some 0.7 MB, each bundle of 1,000 files 1.3 MB.
+    let proxy = HoldingProxy::start(&hub.address, 900_000, 2_400_000);
+    spoke.edit_config(&hub.address, &proxy.address);
+    let pass = spoke.push();
+    assert_eq!((pass.code, pass.count("sent")), (0, FILES), "{pass:?}");
+    let (carried, connections) = proxy.carried();
+    assert!(carried > 3_000_000, "{carried} bytes are fewer than this test is for");
+    assert_eq!(connections, 1, "the spoke waited for an answer and gave the connection up");
+    site.assert_landed(&[&spoke]);
 }
 
 /// The spoke calls the box instead of the hub, and is not patient.

@@ -69,6 +69,63 @@ impl CuttingProxy {
     }
 }
 
+/// A middlebox that holds back all that the hub says from so many bytes to the hub on, until there
+/// were more of them.
+pub struct HoldingProxy {
+    pub address: String,
+    carried: Arc<AtomicU64>,
+    connections: Arc<AtomicU64>,
+}
+
+impl HoldingProxy {
+    pub fn start(hub: &str, from: u64, until: u64) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (carried, connections): (Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
+        let (hub, count, met) = (hub.to_owned(), Arc::clone(&carried), Arc::clone(&connections));
+        // Ends with the test's process.
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                met.fetch_add(1, Ordering::SeqCst);
+                let Ok(server) = TcpStream::connect(&hub) else { continue };
+                let (from_hub, to_client) =
+                    (server.try_clone().unwrap(), client.try_clone().unwrap());
+                let (up, held) = (Arc::clone(&count), Arc::clone(&count));
+                std::thread::spawn(move || {
+                    pass(client, server, |n| {
+                        up.fetch_add(n, Ordering::SeqCst);
+                    });
+                });
+                std::thread::spawn(move || {
+                    pass(from_hub, to_client, |_| {
+                        while (from..until).contains(&held.load(Ordering::SeqCst)) {
+                            std::thread::sleep(std::time::Duration::from_millis(5));
+                        }
+                    });
+                });
+            }
+        });
+        Self { address, carried, connections }
+    }
+
+    /// Bytes that went to the hub, and connections that they went over.
+    pub fn carried(&self) -> (u64, u64) {
+        (self.carried.load(Ordering::SeqCst), self.connections.load(Ordering::SeqCst))
+    }
+}
+
+/// Passes bytes on until their end; each piece is told before it goes.
+fn pass(mut from: TcpStream, mut to: TcpStream, told: impl Fn(u64)) {
+    let mut buffer = [0u8; 4096];
+    while let Ok(n @ 1..) = from.read(&mut buffer) {
+        told(n as u64);
+        if to.write_all(&buffer[..n]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
 fn forward(client: TcpStream, hub: &str, budget: &AtomicU64, carried: &AtomicU64) {
     let Ok(server) = TcpStream::connect(hub) else {
         return;

@@ -8,18 +8,21 @@ use std::time::{Duration, Instant};
 use barque_bundle::header::Signed;
 use barque_bundle::platform::Root;
 use barque_bundle::{Entry, Header, stream};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::sync::mpsc;
 
-use crate::budget::Pace;
+use crate::budget::{Pace, STEP_BYTES};
 use crate::ledger::StatRow;
 
 /// Bytes that are read at once.
 pub(super) const PIECE_BYTES: usize = 256 * 1024;
-/// Bytes that go to the network at once: few enough that a slow link is seen to move.
+/// Bytes that go to the network at once: few enough that a slow link is seen to move, and more once
+/// it takes them at once.
 const CHUNK_BYTES: usize = 16 * 1024;
+const CHUNK_BYTES_MAX: usize = 64 * 1024;
+const TAKEN_AT_ONCE: Duration = Duration::from_millis(2);
 /// Chunks that wait for the network.
-pub(super) const CHUNKS_WAITING: usize = 16;
+pub(super) const CHUNKS_WAITING: usize = 6;
 
 /// One file to send: its entry, and the stat it must still have.
 #[derive(Clone)]
@@ -31,7 +34,8 @@ pub struct Parcel {
 /// What moves while a bundle is sent.
 pub trait Progress: Send + Sync {
     fn sent(&self, bytes: u64);
-    fn settled(&self);
+    /// All of the body was handed over.
+    fn whole(&self) {}
 }
 
 /// When something last moved in either direction, and how fast the body went.
@@ -117,28 +121,67 @@ pub(super) struct ChannelWriter {
     pub moved: Arc<Moved>,
     pub progress: Arc<dyn Progress>,
     pub pace: Option<Arc<Pace>>,
+    /// How many bytes go at once.
+    chunk: usize,
+    /// What waits until they are so many.
+    waiting: BytesMut,
+}
+
+impl ChannelWriter {
+    pub(super) fn new(
+        out: mpsc::Sender<Result<Bytes, io::Error>>,
+        moved: Arc<Moved>,
+        progress: Arc<dyn Progress>,
+        pace: Option<Arc<Pace>>,
+    ) -> Self {
+        Self { out, moved, progress, pace, chunk: CHUNK_BYTES, waiting: BytesMut::new() }
+    }
+
+    /// The last chunk was taken after so long.
+    fn taken(&mut self, after: Duration) {
+        self.chunk = match after {
+            t if t <= TAKEN_AT_ONCE => (self.chunk * 2).min(CHUNK_BYTES_MAX),
+            t if t > 20 * TAKEN_AT_ONCE => CHUNK_BYTES,
+            _ => self.chunk,
+        };
+    }
+}
+
+impl ChannelWriter {
+    fn send(&mut self, len: usize) -> io::Result<()> {
+        let (chunk, begun) = (self.waiting.split_to(len).freeze(), Instant::now());
+        self.out
+            .blocking_send(Ok(chunk))
+            .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        self.taken(begun.elapsed());
+        self.moved.handed_over(len);
+        self.progress.sent(len as u64);
+        Ok(())
+    }
 }
 
 impl Write for ChannelWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let bytes = match &self.pace {
-            Some(pace) => &bytes[..pace.step(bytes.len())],
-            None => bytes,
-        };
-        let mut piece = Bytes::copy_from_slice(bytes);
-        while !piece.is_empty() {
-            let chunk = piece.split_to(piece.len().min(CHUNK_BYTES));
-            let len = chunk.len();
-            self.out
-                .blocking_send(Ok(chunk))
-                .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-            self.moved.handed_over(len);
-            self.progress.sent(len as u64);
+        if let Some(pace) = &self.pace {
+            let step = pace.step(bytes.len());
+            self.waiting.extend_from_slice(&bytes[..step]);
+            // What the pace lets go does not wait for more.
+            return match self.waiting.len() >= STEP_BYTES {
+                true => self.flush().map(|()| step),
+                false => Ok(step),
+            };
+        }
+        self.waiting.extend_from_slice(bytes);
+        while self.waiting.len() >= self.chunk {
+            self.send(self.chunk)?;
         }
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        while !self.waiting.is_empty() {
+            self.send(self.waiting.len().min(self.chunk))?;
+        }
         Ok(())
     }
 }
@@ -151,14 +194,14 @@ pub(super) fn write_stream(
     parcels: &[Parcel],
 ) -> io::Result<()> {
     let (out, moved) = (sink.out.clone(), Arc::clone(&sink.moved));
+    let progress = Arc::clone(&sink.progress);
     let write = || {
-        let buffered = io::BufWriter::with_capacity(PIECE_BYTES, sink);
         let mut entries: Vec<Entry> = parcels.iter().map(|p| p.entry.clone()).collect();
         entries.sort_by(|a, b| a.path.cmp(&b.path));
-        let mut stream = stream::Writer::start(buffered, header, &entries)?;
+        let mut stream = stream::Writer::start(sink, header, &entries)?;
         for parcel in parcels {
             match open_unchanged(source, parcel) {
-                Some(file) => stream.file(&parcel.entry, file).map(drop)?,
+                Some(file) => stream.file(&parcel.entry, file)?,
                 None => stream.withdrawn(&parcel.entry)?,
             }
         }
@@ -166,6 +209,7 @@ pub(super) fn write_stream(
     };
     let written = write();
     moved.whole();
+    progress.whole();
     if let Err(e) = &written {
         // The body must not look whole.
         let _ = out.blocking_send(Err(io::Error::new(e.kind(), e.to_string())));
@@ -174,8 +218,8 @@ pub(super) fn write_stream(
 }
 
 pub(super) fn open_unchanged(source: &Root, parcel: &Parcel) -> Option<std::fs::File> {
-    let file = source.open_regular(parcel.entry.path.as_str()).ok()?;
-    (StatRow::of(&file.metadata().ok()?) == parcel.stat).then_some(file)
+    let (file, metadata) = source.open_with_metadata(parcel.entry.path.as_str()).ok()?;
+    (StatRow::of(&metadata) == parcel.stat).then_some(file)
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ impl HubClient {
         let moved = Arc::new(Moved::new());
         let (out, pieces) = tokio::sync::mpsc::channel(CHUNKS_WAITING);
         let pace = self.way.pace.clone();
-        let sink = ChannelWriter { out, moved: Arc::clone(&moved), progress, pace };
+        let sink = ChannelWriter::new(out, Arc::clone(&moved), progress, pace);
         let is_last = piece.to == piece.parcel.entry.size_bytes;
         let (from, len) = (piece.from, piece.to - piece.from);
         let writing = tokio::task::spawn_blocking(move || write_piece(sink, &source, &piece));
@@ -138,7 +138,7 @@ fn write_piece(mut sink: ChannelWriter, source: &Root, piece: &Piece) -> io::Res
             sink.write_all(&buffer[..n])?;
             sent += n as u64;
         }
-        if sent == piece.to - piece.from { Ok(()) } else { Err(changed()) }
+        if sent == piece.to - piece.from { sink.flush() } else { Err(changed()) }
     };
     let mut write = write;
     let written = write();

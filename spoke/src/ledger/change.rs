@@ -260,12 +260,13 @@ impl Ledger {
     }
 
     /// Takes over the hub's epoch and position. True when the hub is another than it was (a new
-    /// epoch, or a position below one seen): then every synced row is offered again, in the fresh
-    /// series, since the hub may have forgotten which numbers it answered.
+    /// epoch, or a position below the one that it was asked to reach): then every synced row is
+    /// offered again, in the fresh series, since the hub may have forgotten which numbers it answered.
     pub fn meet_hub(
         &mut self,
         hub_id: HubId,
         (epoch, position): (HubEpoch, u64),
+        asked_at: u64,
         fresh: SeriesId,
         now: Timestamp,
     ) -> Result<bool, Error> {
@@ -276,8 +277,10 @@ impl Ledger {
                 [&hub],
                 |r| Ok((r.get(0)?, r.get(1)?)),
             )?;
-            let is_other = known.as_ref().is_some_and(|k| *k != epoch.to_string())
-                || position < unsigned(seen);
+            let is_other =
+                known.as_ref().is_some_and(|k| *k != epoch.to_string()) || position < asked_at;
+            // Answers to several questions come in any order.
+            let position = if is_other { position } else { position.max(unsigned(seen)) };
             c.execute(
                 "UPDATE hubs SET hub_epoch = ?2, seen_position = ?3 WHERE hub_id = ?1",
                 params![hub, epoch.to_string(), signed(position)],

@@ -96,6 +96,10 @@ pub(super) const PENDING_PAGE: &str = "
     UNION ALL SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending' AND attempts > ?2
     ORDER BY attempts, class, partition_ms DESC, path LIMIT ?6";
 
+pub(super) const OPEN_TALLY: &str =
+    "SELECT state, count(*), coalesce(sum(size_bytes), 0), min(since) FROM files
+     WHERE hub_id = ?1 AND state <> 'synced' GROUP BY state";
+
 /// Void numbers that are told in one request.
 const VOIDS_AT_ONCE: i64 = 2_000;
 
@@ -180,6 +184,12 @@ impl Ledger {
         Ok(found.into_iter().find(|f| f.stat == *stat).and_then(|f| f.sha256))
     }
 
+    /// Whether any other hub has rows here.
+    pub fn has_other_hubs(&self, hub_id: HubId) -> Result<bool, Error> {
+        let found = "SELECT EXISTS (SELECT 1 FROM hubs WHERE hub_id <> ?1)";
+        self.connection.query_row(found, [hub_id.to_string()], |r| r.get(0)).map_err(self.wrap())
+    }
+
     /// Pending files behind a key, in the order of sending.
     pub fn pending_page(
         &self,
@@ -214,14 +224,22 @@ impl Ledger {
         )
     }
 
+    /// All files of a hub; it reads every row.
     pub fn tally(&self, hub_id: HubId) -> Result<Tally, Error> {
-        let mut statement = self
-            .connection
-            .prepare_cached(
-                "SELECT state, count(*), coalesce(sum(size_bytes), 0), min(since) FROM files
-                 WHERE hub_id = ?1 GROUP BY state",
-            )
-            .map_err(self.wrap())?;
+        self.tally_by(
+            "SELECT state, count(*), coalesce(sum(size_bytes), 0), min(since) FROM files
+             WHERE hub_id = ?1 GROUP BY state",
+            hub_id,
+        )
+    }
+
+    /// Those files that are not synced; it reads no row of one that is.
+    pub fn open_tally(&self, hub_id: HubId) -> Result<Tally, Error> {
+        self.tally_by(OPEN_TALLY, hub_id)
+    }
+
+    fn tally_by(&self, sql: &str, hub_id: HubId) -> Result<Tally, Error> {
+        let mut statement = self.connection.prepare_cached(sql).map_err(self.wrap())?;
         let rows = statement
             .query_map([hub_id.to_string()], |r| {
                 let state: String = r.get(0)?;

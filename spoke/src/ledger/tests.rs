@@ -125,10 +125,13 @@ fn a_new_epoch_or_a_lower_position_offers_everything_again() {
     let r = receipt(&[("a.parquet", "a", Outcome::Registered)]);
     let pending = |l: &Ledger| l.tally(hub()).unwrap().of(State::Pending);
     l.apply_receipt(hub(), &r, NOW).unwrap();
-    assert!(!l.meet_hub(hub(), (epoch(1), 5), SeriesId::new(NOW, [7; 10]), NOW).unwrap());
-    assert!(!l.meet_hub(hub(), (epoch(1), 6), SeriesId::new(NOW, [7; 10]), NOW).unwrap());
+    assert!(!l.meet_hub(hub(), (epoch(1), 5), 0, SeriesId::new(NOW, [7; 10]), NOW).unwrap());
+    assert!(!l.meet_hub(hub(), (epoch(1), 6), 5, SeriesId::new(NOW, [7; 10]), NOW).unwrap());
     assert_eq!(pending(&l), 0);
-    assert!(l.meet_hub(hub(), (epoch(1), 5), SeriesId::new(NOW, [7; 10]), NOW).unwrap());
+    // The answer to a question before that one.
+    assert!(!l.meet_hub(hub(), (epoch(1), 5), 5, SeriesId::new(NOW, [7; 10]), NOW).unwrap());
+    assert_eq!(l.hub(hub()).unwrap().unwrap().seen_position, 6);
+    assert!(l.meet_hub(hub(), (epoch(1), 5), 6, SeriesId::new(NOW, [7; 10]), NOW).unwrap());
     assert_eq!(pending(&l), 1);
     // Under a number of a new series, which closes the old one.
     let h = l.hub(hub()).unwrap().unwrap();
@@ -136,7 +139,7 @@ fn a_new_epoch_or_a_lower_position_offers_everything_again() {
     assert_eq!(h.replaces, Some(SeriesId::new(NOW, [2; 10])));
     assert_eq!(l.file(hub(), &"a.parquet".parse().unwrap()).unwrap().unwrap().seq, Some(1));
     l.apply_receipt(hub(), &r, NOW).unwrap();
-    assert!(l.meet_hub(hub(), (epoch(2), 9), SeriesId::new(NOW, [7; 10]), NOW).unwrap());
+    assert!(l.meet_hub(hub(), (epoch(2), 9), 5, SeriesId::new(NOW, [7; 10]), NOW).unwrap());
     assert_eq!(pending(&l), 1);
 }
 
@@ -261,6 +264,13 @@ fn a_page_of_pending_files_begins_where_the_last_one_ended() {
     let searches = plan.iter().filter(|p| p.contains("USING INDEX files_pending")).count();
     assert_eq!(searches, 4, "{plan:?}");
     assert!(plan.iter().all(|p| !p.contains("TEMP B-TREE")), "{plan:?}");
+}
+
+#[test]
+fn what_is_open_is_counted_without_a_look_at_what_is_synced() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = plan_of(&ledger(dir.path()), read::OPEN_TALLY, &["h"]);
+    assert!(plan.iter().any(|p| p.contains("USING INDEX files_open (hub_id=?")), "{plan:?}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use barque_bundle::wire::{ReconcileRequest, ReconcileResponse, SpokeReport, Wire
 use barque_bundle::{BundleId, Entry, FilePath, HubId, Receipt, SeriesId};
 
 use super::ceiling::Ceilings;
+use super::flow::{Flowed, Work};
 use super::report::Results;
 use super::{End, Event, Events, Stop};
 use crate::budget::{Allowance, Budget};
@@ -18,15 +19,18 @@ use crate::error::Error;
 use crate::fault::{self, Fault};
 use crate::hub_client::{CallError, HubClient};
 use crate::identity::Identity;
-use crate::ledger::{Change, FileRow, HubRow, Ledger, PageKey, StatRow};
+use crate::ledger::{Change, FileRow, HubRow, Ledger, StatRow};
 use crate::look::{Looked, lies_still, look};
 use crate::plan::{self, State};
 use crate::priority::Priorities;
 
 /// Files offered in one request.
-const PAGE: usize = 2_000;
+pub(super) const PAGE: usize = 2_000;
+/// The same before the hub has said anything: as many as go in the 64 KiB that HTTP/2 lets go before
+/// the other end has said how much it takes, so that a long line does not wait twice.
+pub(super) const PAGE_FIRST: usize = 200;
 /// The same once nothing more may be sent.
-const PAGE_USED_UP: usize = 100;
+pub(super) const PAGE_USED_UP: usize = 100;
 /// How long after its deadline a pass may still say how it stands.
 pub(super) const GRACE: Duration = Duration::from_secs(15);
 
@@ -54,7 +58,7 @@ enum Offered {
 
 /// The part of a pass that talks to the hub.
 pub(super) struct Pass<'a> {
-    pub(super) client: HubClient,
+    pub(super) client: Arc<HubClient>,
     pub(super) settings: Settings<'a>,
     pub(super) ledger: &'a mut Ledger,
     pub(super) edge: &'a Edge,
@@ -74,6 +78,10 @@ pub(super) struct Pass<'a> {
     pub(super) rest: Vec<FileRow>,
     /// Uploads that broke off since one was brought on.
     pub(super) upload_breaks: u32,
+    /// Files that wait for an answer, and their bytes.
+    open: (u64, u64),
+    /// Bytes of bodies in this pass that the ledger knows of.
+    pub(super) noted_bytes: u64,
     /// Bundles on drives that the hub has imported, as it said.
     arrived: BTreeSet<BundleId>,
 }
@@ -88,7 +96,7 @@ impl<'a> Pass<'a> {
     ) -> Result<Self, Error> {
         let ceilings = Ceilings::load(ledger, edge.now().plus_ms(client.clock_offset_ms()))?;
         Ok(Self {
-            client,
+            client: Arc::new(client),
             settings,
             ledger,
             edge,
@@ -101,6 +109,8 @@ impl<'a> Pass<'a> {
             kept: HashSet::new(),
             rest: Vec::new(),
             upload_breaks: 0,
+            open: (0, 0),
+            noted_bytes: 0,
             arrived: BTreeSet::new(),
         })
     }
@@ -112,25 +122,23 @@ impl Pass<'_> {
     }
 
     pub(super) async fn run(&mut self, results: &mut Results) -> Result<End, Stop> {
-        let tally = self.ledger.tally(self.hub_id())?;
-        (self.events)(Event::Scanned {
-            pending: tally.of(State::Pending),
-            pending_bytes: tally.pending_bytes,
-        });
-        let mut after = PageKey::first();
+        self.count_open()?;
+        let (pending, pending_bytes) = self.open;
+        (self.events)(Event::Scanned { pending, pending_bytes });
+        self.noted_bytes = results.wire_bytes();
+        let mut work = Work::new();
         loop {
-            // A few are offered all the same, so that what the hub keeps of a file is not forgotten.
-            let is_used_up = self.is_used_up(results);
-            if is_used_up && (self.is_time_up() || after != PageKey::first()) {
-                break;
-            }
-            let most = if is_used_up { PAGE_USED_UP } else { PAGE };
-            let page = self.ledger.pending_page(self.hub_id(), &after, most)?;
-            let Some(last) = page.last() else { break };
-            after = last.page_key();
-            let rows = self.still_there(page, results)?;
-            if !rows.is_empty() && self.offer_and_send(&rows, results).await? == End::StartOver {
-                return Ok(End::StartOver);
+            let end = match self.flow(&mut work, results).await? {
+                Flowed::Over => break,
+                Flowed::StartOver => End::StartOver,
+                Flowed::Alone(load) => self.send_alone(load, &mut work, results).await?,
+                Flowed::Broke(bundles) => self.after_breaks(bundles, &mut work, results).await?,
+                Flowed::Unoffered(parts, error) => {
+                    self.offer_again(parts, error, &mut work, results).await?
+                }
+            };
+            if end == End::StartOver {
+                return Ok(end);
             }
         }
         match self.check_in(results).await? {
@@ -169,6 +177,21 @@ impl Pass<'_> {
         Ok(End::Done)
     }
 
+    /// Counts what is still to be answered, for the hub to know. Between the ends of a pass it is kept
+    /// by what is settled: to count takes as long as there are files.
+    fn count_open(&mut self) -> Result<(), Error> {
+        let tally = self.ledger.open_tally(self.hub_id())?;
+        let files = tally.of(State::Pending) + tally.of(State::InFlight);
+        self.open = (files, tally.pending_bytes);
+        Ok(())
+    }
+
+    /// So many files, and bytes of them, are answered.
+    pub(super) fn answered(&mut self, files: u64, bytes: u64) {
+        let open = &mut self.open;
+        *open = (open.0.saturating_sub(files), open.1.saturating_sub(bytes));
+    }
+
     /// Also an idle pass says that it was here, and up to when everything is known.
     async fn check_in(&mut self, results: &mut Results) -> Result<End, Stop> {
         if results.scan_is_complete() {
@@ -177,6 +200,7 @@ impl Pass<'_> {
                 i64::try_from(self.settings.scan_started.elapsed().as_millis()).unwrap_or(i64::MAX);
             self.ledger.set_as_of(self.hub_id(), self.hub_now().plus_ms(-age))?;
         }
+        self.count_open()?;
         let end = loop {
             if let Offered::Answer(_, end) = self.reconcile(&[], results).await? {
                 break end;
@@ -198,7 +222,7 @@ impl Pass<'_> {
         word.is_some()
     }
 
-    fn is_time_up(&self) -> bool {
+    pub(super) fn is_time_up(&self) -> bool {
         self.settings.allowance.is_time_up(Instant::now())
     }
 
@@ -206,17 +230,27 @@ impl Pass<'_> {
         self.edge.now().plus_ms(self.client.clock_offset_ms())
     }
 
-    /// Offers rows, then sends what is missing.
-    async fn offer_and_send(
+    /// Offers pages anew whose offers failed for this reason, one after the other.
+    async fn offer_again(
         &mut self,
-        rows: &[FileRow],
+        parts: Vec<Vec<FileRow>>,
+        error: CallError,
+        work: &mut Work,
         results: &mut Results,
     ) -> Result<End, Stop> {
-        let (missing, end) = self.offer(rows, results).await?;
-        if end == End::StartOver || self.bodies_end {
-            return Ok(end);
+        if !self.is_too_large(&error) {
+            self.link_fault(error).await?;
         }
-        self.send_all(missing, results).await
+        for rows in parts {
+            let (missing, end) = self.offer(&rows, results).await?;
+            if end == End::StartOver {
+                return Ok(end);
+            }
+            if !self.bodies_end {
+                work.waiting.extend(self.to_send(missing));
+            }
+        }
+        Ok(End::Done)
     }
 
     /// The rows that the hub lacks, in their order.
@@ -226,11 +260,10 @@ impl Pass<'_> {
         results: &mut Results,
     ) -> Result<(Vec<FileRow>, End), Stop> {
         let mut pages: VecDeque<&[FileRow]> = plan::pages(rows, self.body_max()).into();
-        let mut missing: HashSet<String> = HashSet::new();
-        let mut end = End::Done;
+        let mut missing = Vec::new();
         while let Some(page) = pages.pop_front() {
             let entries: Vec<Entry> = page.iter().filter_map(FileRow::entry).collect();
-            let (response, so_far) = match self.reconcile(&entries, results).await? {
+            let (response, end) = match self.reconcile(&entries, results).await? {
                 Offered::Answer(response, end) => (*response, end),
                 Offered::TooLarge => {
                     for part in plan::pages(page, self.body_max()).into_iter().rev() {
@@ -239,16 +272,24 @@ impl Pass<'_> {
                     continue;
                 }
             };
-            let kept = response.kept.iter().filter_map(|k| k.path.parse::<FilePath>().ok());
-            self.kept.extend(kept);
-            missing.extend(response.missing);
-            if so_far == End::StartOver {
-                end = so_far;
-                break;
+            missing.extend(self.missing_of(page, response));
+            if end == End::StartOver {
+                return Ok((missing, end));
             }
         }
-        let missing = rows.iter().filter(|r| missing.contains(r.path.as_str())).cloned().collect();
-        Ok((missing, end))
+        Ok((missing, End::Done))
+    }
+
+    /// The rows of an offer that the hub lacks, in their order.
+    pub(super) fn missing_of(
+        &mut self,
+        offered: &[FileRow],
+        response: ReconcileResponse,
+    ) -> Vec<FileRow> {
+        let kept = response.kept.iter().filter_map(|k| k.path.parse::<FilePath>().ok());
+        self.kept.extend(kept);
+        let missing: HashSet<String> = response.missing.into_iter().collect();
+        offered.iter().filter(|r| missing.contains(r.path.as_str())).cloned().collect()
     }
 
     /// Most bytes of a body to where the next one goes.
@@ -263,10 +304,10 @@ impl Pass<'_> {
     }
 
     /// Once the hub has said what time it is, the budget is that of its day or month.
-    fn renew_budget(&mut self, results: &Results) -> Result<(), Error> {
+    fn renew_budget(&mut self) -> Result<(), Error> {
         let Some(budget) = self.settings.budget.take() else { return Ok(()) };
         let spent = self.ledger.spent_in(&budget.per.name(self.hub_now()))?;
-        let before = spent.saturating_sub(results.wire_bytes());
+        let before = spent.saturating_sub(self.noted_bytes);
         self.settings.allowance.set_budget(&budget, before);
         Ok(())
     }
@@ -367,21 +408,7 @@ impl Pass<'_> {
             };
             match answer {
                 Ok((response, receipt)) => {
-                    self.faults = 0;
-                    self.body_answered()?;
-                    self.renew_budget(results)?;
-                    results.hub_reached = true;
-                    if let Some(newer) = response.forked {
-                        results.is_forked = true;
-                        self.ledger.replace_newer(self.hub_id(), newer, self.new_series())?;
-                        return Ok(Offered::Answer(Box::new(response), End::StartOver));
-                    }
-                    if response.seen > request.seq_head {
-                        self.open_series(&request)?;
-                        return Ok(Offered::Answer(Box::new(response), End::StartOver));
-                    }
-                    self.ledger.mark_told(self.hub_id(), request.series, &request.voids)?;
-                    let end = self.take_answer(&response, &receipt, results)?;
+                    let end = self.take_offer(&request, &response, &receipt, results)?;
                     return Ok(Offered::Answer(Box::new(response), end));
                 }
                 Err(e) if self.is_too_large(&e) => return Ok(Offered::TooLarge),
@@ -390,9 +417,34 @@ impl Pass<'_> {
         }
     }
 
-    fn request(&self, entries: &[Entry]) -> Result<ReconcileRequest, Error> {
+    /// Takes the answer to an offer into the ledger.
+    pub(super) fn take_offer(
+        &mut self,
+        request: &ReconcileRequest,
+        response: &ReconcileResponse,
+        receipt: &Receipt,
+        results: &mut Results,
+    ) -> Result<End, Error> {
+        self.faults = 0;
+        self.body_answered()?;
+        self.renew_budget()?;
+        results.hub_reached = true;
+        if let Some(newer) = response.forked {
+            results.is_forked = true;
+            self.ledger.replace_newer(self.hub_id(), newer, self.new_series())?;
+            return Ok(End::StartOver);
+        }
+        if response.seen > request.seq_head {
+            self.open_series(request)?;
+            return Ok(End::StartOver);
+        }
+        self.ledger.mark_told(self.hub_id(), request.series, &request.voids)?;
+        self.take_answer(request.seen_position, response, receipt, results)
+    }
+
+    pub(super) fn request(&self, entries: &[Entry]) -> Result<ReconcileRequest, Error> {
         let hub = self.hub_row()?;
-        let tally = self.ledger.tally(self.hub_id())?;
+        let (pending_files, pending_bytes) = self.open;
         Ok(ReconcileRequest {
             series: hub.series,
             seq_head: hub.seq_head,
@@ -402,8 +454,8 @@ impl Pass<'_> {
             in_transit: self.ledger.in_transit(self.hub_id())?,
             status: SpokeReport {
                 version: crate::VERSION.to_owned(),
-                pending_files: tally.of(State::Pending) + tally.of(State::InFlight),
-                pending_bytes: tally.pending_bytes,
+                pending_files,
+                pending_bytes,
             },
             seen_position: hub.seen_position,
             entries: entries.iter().map(WireEntry::from).collect(),
@@ -432,6 +484,7 @@ impl Pass<'_> {
 
     fn take_answer(
         &mut self,
+        asked_at: u64,
         response: &ReconcileResponse,
         receipt: &Receipt,
         results: &mut Results,
@@ -441,8 +494,8 @@ impl Pass<'_> {
         self.ledger.set_clock(hub_id, self.client.clock_offset_ms(), head.received_at)?;
         // Position and epoch as signed, not as merely stated beside the receipt.
         let fresh = self.new_series();
-        let is_another =
-            self.ledger.meet_hub(hub_id, (head.hub_epoch, head.position), fresh, now)?;
+        let met = (head.hub_epoch, head.position);
+        let is_another = self.ledger.meet_hub(hub_id, met, asked_at, fresh, now)?;
         if is_another {
             tracing::warn!(epoch = %head.hub_epoch, "the hub was restored or recovered; every file is offered again");
         }

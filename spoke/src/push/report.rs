@@ -399,7 +399,7 @@ impl Results {
             + self.removed;
         // Counted in the ledger and not worked out from the rest, so that a file that fell
         // through would show.
-        let tally = ledger.tally(hub_id)?;
+        let tally = ledger.open_tally(hub_id)?;
         let left = match scan.is_dry {
             true => scan.state(State::Pending) + scan.state(State::Exported),
             false => ledger.met_and_open(hub_id)?,

@@ -3,7 +3,7 @@
 //! After a broken stream the hub is asked what it kept. A bundle that breaks again with nothing
 //! kept is halved, down to the one file that is at fault: it goes last and holds up no other.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use barque_bundle::receipt::LANDING_BLOCKED;
 use barque_bundle::wire::{Problem, Stopped};
 use barque_bundle::{BundleId, ByteSize, Entry, FilePath, Header, Outcome, OutcomeLine, Signed};
 
+use super::flow::Work;
 use super::{End, Event, Pass, Results, State, Stop};
 use crate::error::Error;
 use crate::fault::{self, Fault};
@@ -45,56 +46,122 @@ pub(super) enum Bundle {
 }
 
 impl Pass<'_> {
-    /// Sends rows in their order.
-    pub(super) async fn send_all(
+    /// Sends a load that does not go beside others.
+    pub(super) async fn send_alone(
         &mut self,
-        rows: Vec<FileRow>,
+        load: Load<FileRow>,
+        work: &mut Work,
         results: &mut Results,
     ) -> Result<End, Stop> {
+        let done = match load {
+            Load::Bundle(rows) => {
+                let (rows, mut rest) = self.affordable(rows, results);
+                // Larger than what may go in this pass: a part goes now, the rest next time.
+                let large = if rows.is_empty() { rest.pop_front() } else { None };
+                if !rest.is_empty() {
+                    work.waiting.push_front(Load::Bundle(rest.into()));
+                }
+                match large {
+                    Some(row) => self.upload(row, results).await?,
+                    None => self.send_bundle(rows, results).await?,
+                }
+            }
+            Load::Upload(row) => self.upload(row, results).await?,
+        };
+        match done {
+            Bundle::Through => work.is_alone &= self.breaks_in_a_row > 0,
+            Bundle::Halved(first, second) => {
+                work.waiting.push_front(Load::Bundle(second));
+                work.waiting.push_front(Load::Bundle(first));
+            }
+            Bundle::TooLarge(rows) => self.repack(rows, work),
+            Bundle::StartOver => return Ok(End::StartOver),
+        }
+        self.put_rest_first(work);
+        Ok(End::Done)
+    }
+
+    /// What follows when bundles broke off that were under way together: the hub is asked what it
+    /// kept of them, and until one is through they go one by one.
+    pub(super) async fn after_breaks(
+        &mut self,
+        bundles: Vec<(Vec<FileRow>, CallError)>,
+        work: &mut Work,
+        results: &mut Results,
+    ) -> Result<End, Stop> {
+        let (mut rows, mut last, mut is_too_large) = (Vec::new(), None, false);
+        for (of_one, error) in bundles {
+            let fault = fault::classify_bundle(&error);
+            let Some(error) = self.worth_another_try(fault, error, results)? else { continue };
+            is_too_large |= self.is_too_large(&error);
+            rows.extend(of_one);
+            last = Some(error);
+        }
+        let Some(error) = last else { return Ok(End::Done) };
+        if !is_too_large {
+            // Once for all of them: they had one line.
+            self.breaks_in_a_row += 1;
+            if self.breaks_in_a_row >= BREAKS_IN_A_ROW_MAX {
+                return Err(Stop::HubNotReached(error));
+            }
+            if self.breaks_in_a_row > 1 {
+                self.client.try_another_address();
+            }
+            work.is_alone = true;
+            self.pause(&error, self.breaks_in_a_row).await;
+        }
+        let Some(missing) = self.what_is_left(&rows, results).await? else {
+            return Ok(End::StartOver);
+        };
+        if is_too_large {
+            self.repack(missing, work);
+        } else {
+            self.pack(missing).into_iter().rev().for_each(|l| work.waiting.push_front(l));
+        }
+        self.put_rest_first(work);
+        Ok(End::Done)
+    }
+
+    /// All that waits was packed for larger bodies.
+    fn repack(&self, rows: Vec<FileRow>, work: &mut Work) {
+        let rows = rows.into_iter().chain(work.waiting.drain(..).flat_map(Load::into_items));
+        work.waiting = self.pack(rows.collect()).into();
+    }
+
+    /// What a cut left at the hub goes on by itself, whatever became of its bundle.
+    fn put_rest_first(&mut self, work: &mut Work) {
+        for row in self.rest.drain(..).rev() {
+            work.waiting.push_front(Load::Upload(row));
+        }
+    }
+
+    /// What of rows is still to send, once the hub has said what it kept; none when all has to start
+    /// over.
+    async fn what_is_left(
+        &mut self,
+        rows: &[FileRow],
+        results: &mut Results,
+    ) -> Result<Option<Vec<FileRow>>, Stop> {
+        let waiting = self.still_pending(rows)?;
+        let waiting = self.still_there(waiting, results)?;
+        if waiting.is_empty() {
+            return Ok(Some(waiting));
+        }
+        let (missing, end) = self.offer(&waiting, results).await?;
+        if end == End::StartOver {
+            return Ok(None);
+        }
+        let (rest, missing): (Vec<_>, Vec<_>) =
+            missing.into_iter().partition(|r| self.kept.contains(&r.path));
+        self.rest.extend(rest);
+        Ok(Some(missing))
+    }
+
+    /// Packs rows that the hub lacks, and says that they go.
+    pub(super) fn to_send(&self, rows: Vec<FileRow>) -> Vec<Load<FileRow>> {
         let bytes = rows.iter().map(|r| r.stat.size_bytes).sum();
         (self.events)(Event::Sending { files: rows.len() as u64, bytes });
-        let mut waiting: VecDeque<Load<FileRow>> = self.pack(rows).into();
-        while let Some(load) = waiting.pop_front() {
-            if self.is_used_up(results) {
-                break;
-            }
-            let done = match load {
-                Load::Bundle(rows) => {
-                    let (rows, mut rest) = self.affordable(rows, results);
-                    // Larger than what may go in this pass: a part goes now, the rest next time.
-                    let large = if rows.is_empty() { rest.pop_front() } else { None };
-                    if !rest.is_empty() {
-                        waiting.push_front(Load::Bundle(rest.into()));
-                    }
-                    match large {
-                        Some(row) => self.upload(row, results).await?,
-                        None => self.send_bundle(rows, results).await?,
-                    }
-                }
-                Load::Upload(row) => self.upload(row, results).await?,
-            };
-            match done {
-                Bundle::Through => {}
-                Bundle::Halved(first, second) => {
-                    waiting.push_front(Load::Bundle(second));
-                    waiting.push_front(Load::Bundle(first));
-                }
-                Bundle::TooLarge(rows) => {
-                    // All that waits was packed for larger bodies.
-                    let rows = rows.into_iter().chain(waiting.drain(..).flat_map(Load::into_items));
-                    waiting = self.pack(rows.collect()).into();
-                }
-                Bundle::StartOver => return Ok(End::StartOver),
-            }
-            // What a cut left at the hub goes on by itself, whatever became of its bundle.
-            for row in self.rest.drain(..).rev() {
-                waiting.push_front(Load::Upload(row));
-            }
-            if self.bodies_end {
-                break;
-            }
-        }
-        Ok(End::Done)
+        self.pack(rows)
     }
 
     /// Cuts rows, in their order, into what goes in one body each.
@@ -113,7 +180,7 @@ impl Pass<'_> {
     }
 
     /// The rows that still fit what may be sent, and the rest.
-    fn affordable(
+    pub(super) fn affordable(
         &self,
         mut rows: Vec<FileRow>,
         results: &Results,
@@ -154,18 +221,9 @@ impl Pass<'_> {
                 }
                 self.pause(&error, breaks).await;
             }
-            let waiting = self.still_pending(&rows)?;
-            let waiting = self.still_there(waiting, results)?;
-            if waiting.is_empty() {
-                return Ok(Bundle::Through);
-            }
-            let (missing, end) = self.offer(&waiting, results).await?;
-            if end == End::StartOver {
+            let Some(missing) = self.what_is_left(&rows, results).await? else {
                 return Ok(Bundle::StartOver);
-            }
-            let (rest, missing): (Vec<_>, Vec<_>) =
-                missing.into_iter().partition(|r| self.kept.contains(&r.path));
-            self.rest.extend(rest);
+            };
             if is_too_large {
                 return Ok(Bundle::TooLarge(missing));
             }
@@ -250,6 +308,26 @@ impl Pass<'_> {
         rows: &[FileRow],
         results: &mut Results,
     ) -> Result<Option<CallError>, Error> {
+        let (header, parcels) = self.depart(rows)?;
+        let bundle_id = header.value.bundle_id;
+        let source = Arc::clone(&self.settings.source);
+        let sending = |progress| self.client.send(&header, source, parcels, progress);
+        let sent = self.follow(results, sending).await;
+        self.note_spent(results)?;
+        match sent {
+            Ok(sent) => self.take_receipt((bundle_id, rows), &sent, results),
+            Err(e) => {
+                self.ledger.give_back(self.hub_id(), bundle_id, self.edge.now())?;
+                Ok(Some(e))
+            }
+        }
+    }
+
+    /// Makes a bundle of rows, which are in flight from now on.
+    pub(super) fn depart(
+        &mut self,
+        rows: &[FileRow],
+    ) -> Result<(Signed<Header>, Vec<Parcel>), Error> {
         let bundle_id = BundleId::new(self.hub_now(), self.edge.id_bytes());
         let header = self.header(bundle_id, rows)?;
         let parcels =
@@ -262,18 +340,15 @@ impl Pass<'_> {
             size = %ByteSize(header.value.total_bytes),
             "sending"
         );
-        let before = results.wire_bytes();
-        let source = Arc::clone(&self.settings.source);
-        let sending = |progress| self.client.send(&header, source, parcels, progress);
-        let sent = self.follow(results, sending).await;
-        self.ledger.add_spent(self.hub_now(), results.wire_bytes() - before)?;
-        match sent {
-            Ok(sent) => self.take_receipt(bundle_id, &sent, results),
-            Err(e) => {
-                self.ledger.give_back(self.hub_id(), bundle_id, self.edge.now())?;
-                Ok(Some(e))
-            }
-        }
+        Ok((header, parcels))
+    }
+
+    /// Notes in the ledger what went since it was noted last.
+    pub(super) fn note_spent(&mut self, results: &Results) -> Result<(), Error> {
+        let now = results.wire_bytes();
+        self.ledger.add_spent(self.hub_now(), now.saturating_sub(self.noted_bytes))?;
+        self.noted_bytes = now;
+        Ok(())
     }
 
     /// Waits for a call, no longer than the pass may go on, and tells how it goes. What went until
@@ -330,7 +405,7 @@ impl Pass<'_> {
     /// Takes a receipt into the ledger; why the rest was not taken, if it was not.
     pub(super) fn take_receipt(
         &mut self,
-        bundle_id: BundleId,
+        (bundle_id, rows): (BundleId, &[FileRow]),
         sent: &Sent,
         results: &mut Results,
     ) -> Result<Option<CallError>, Error> {
@@ -348,6 +423,8 @@ impl Pass<'_> {
             self.breaks_in_a_row = 0;
         }
         results.receipts += u64::from(!sent.receipt.lines.is_empty());
+        let sizes: HashMap<&FilePath, u64> =
+            rows.iter().map(|r| (&r.path, r.stat.size_bytes)).collect();
         for line in &applied.lines {
             if is_for_the_hub(line) {
                 self.after_block(line, results)?;
@@ -357,8 +434,9 @@ impl Pass<'_> {
                 self.after_damage(line, results)?;
                 continue;
             }
-            let row = self.ledger.file(hub_id, &line.path)?;
-            results.settled(line, row.map_or(0, |r| r.stat.size_bytes));
+            let size = sizes.get(&line.path).copied().unwrap_or(0);
+            self.answered(1, size);
+            results.settled(line, size);
         }
         Ok(sent.stopped.as_ref().map(refusal))
     }
@@ -428,9 +506,5 @@ struct Told(tokio::sync::mpsc::UnboundedSender<Event>);
 impl Progress for Told {
     fn sent(&self, bytes: u64) {
         let _ = self.0.send(Event::SentBytes(bytes));
-    }
-
-    fn settled(&self) {
-        let _ = self.0.send(Event::SettledOne);
     }
 }

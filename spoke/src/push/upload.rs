@@ -87,7 +87,10 @@ impl Pass<'_> {
         results: &mut Results,
     ) -> Result<Option<CallError>, Error> {
         match self.bring(header, row, reached, results).await {
-            Ok(Some(sent)) => self.take_receipt(header.value.bundle_id, &sent, results),
+            Ok(Some(sent)) => {
+                let rows = std::slice::from_ref(row);
+                self.take_receipt((header.value.bundle_id, rows), &sent, results)
+            }
             Ok(None) => Ok(None),
             Err(e) => Ok(Some(e)),
         }
@@ -128,13 +131,11 @@ impl Pass<'_> {
                 None => size,
             };
             let to = to.min(from.saturating_add(self.body_max()));
-            let before = results.wire_bytes();
             let piece = Piece { parcel, from, to };
             let source = Arc::clone(&self.settings.source);
             let appending = |progress| self.client.append(header, source, piece, progress);
             let answer = self.follow(results, appending).await;
-            let spent = results.wire_bytes() - before;
-            if let Err(e) = self.ledger.add_spent(self.hub_now(), spent) {
+            if let Err(e) = self.note_spent(results) {
                 tracing::warn!(error = %crate::error::chain(&e), "what was spent is not noted");
             }
             at = answer.inspect_err(|e| {

@@ -185,3 +185,25 @@ fn a_folder_whose_name_is_not_utf8_is_named_and_the_scan_is_not_complete() {
     let r = b.settled();
     assert!(!r.is_complete() && r.unreadable.len() == 1, "{r:?}");
 }
+
+#[test]
+fn files_are_met_in_the_order_of_their_paths_also_beside_folders() {
+    let mut bench = Bench::new();
+    let paths =
+        ["a-b.parquet", "a.parquet", "a/b.parquet", "a/b/c.parquet", "a0.parquet", "b.parquet"];
+    for path in paths.iter().rev() {
+        bench.put(path, TINY);
+    }
+    bench.settled();
+    let of = |path: &str| bench.ledger.file(bench.hub_id, &path.parse().unwrap()).unwrap().unwrap();
+    let numbers: Vec<Option<u64>> = paths.iter().map(|p| of(p).seq).collect();
+    assert_eq!(numbers, (1..=6).map(Some).collect::<Vec<_>>());
+}
+
+#[test]
+fn work_side_by_side_keeps_the_order_of_its_items() {
+    for n in [0, 1, 7, 64, 65] {
+        let squares = side_by_side((0..n).collect(), |i: u64| i * i);
+        assert_eq!(squares, (0..n).map(|i| i * i).collect::<Vec<_>>());
+    }
+}

@@ -1,4 +1,5 @@
-//! Walks a tree without following links and without opening anything but folders.
+//! Walks a tree in the order of paths, without following links and without opening anything but
+//! folders.
 
 use std::fs;
 use std::io;
@@ -9,6 +10,9 @@ use crate::ledger::StatRow;
 
 /// How deep folders may nest; deeper ones are named as unreadable.
 const DEPTH_MAX: usize = 512;
+
+/// Names of one folder that are sorted at once; what comes behind them is found all the same.
+const SORTED_MAX: usize = 20_000;
 
 /// One name of the tree.
 pub(super) enum Visit<'a> {
@@ -73,6 +77,15 @@ pub(super) fn walk(root: &Path, own: &Path, visitor: &mut Visitor<'_>) -> Result
     Walk { root, own, visitor }.folder(top, &mut path, 0)
 }
 
+/// A folder comes where the paths below it come.
+fn sort_key(item: &fs::DirEntry) -> Vec<u8> {
+    let mut key = item.file_name().into_encoded_bytes();
+    if item.file_type().is_ok_and(|t| t.is_dir()) {
+        key.push(b'/');
+    }
+    key
+}
+
 struct Walk<'a, 'b> {
     root: &'a Path,
     own: &'a Path,
@@ -80,14 +93,30 @@ struct Walk<'a, 'b> {
 }
 
 impl Walk<'_, '_> {
-    fn folder(&mut self, items: fs::ReadDir, path: &mut String, depth: usize) -> Result<(), Error> {
-        for item in items {
-            match item {
-                Ok(item) => self.item(&item, path, depth)?,
-                Err(error) => (self.visitor)(Visit::Unreadable { path, error })?,
+    /// Visits a folder in the order of paths, or as many names of it at once as memory is for.
+    fn folder(
+        &mut self,
+        mut items: fs::ReadDir,
+        path: &mut String,
+        depth: usize,
+    ) -> Result<(), Error> {
+        loop {
+            let (mut names, mut seen) = (Vec::new(), 0);
+            for item in items.by_ref().take(SORTED_MAX) {
+                seen += 1;
+                match item {
+                    Ok(item) => names.push((sort_key(&item), item)),
+                    Err(error) => (self.visitor)(Visit::Unreadable { path, error })?,
+                }
+            }
+            if seen == 0 {
+                return Ok(());
+            }
+            names.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+            for (_, item) in names {
+                self.item(&item, path, depth)?;
             }
         }
-        Ok(())
     }
 
     fn item(&mut self, item: &fs::DirEntry, path: &mut String, depth: usize) -> Result<(), Error> {

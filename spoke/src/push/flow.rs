@@ -1,0 +1,359 @@
+//! Keeps the line busy while all goes well: pages are offered ahead, and the next bundle goes out
+//! while the hub settles those before it. One body goes at a time, so that a cut costs no more than
+//! it did. What breaks, and what has to go alone, is for [`super::send`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use barque_bundle::wire::{ReconcileRequest, ReconcileResponse};
+use barque_bundle::{BundleId, Receipt};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+
+use super::pass::{PAGE, PAGE_FIRST, PAGE_USED_UP};
+use super::{End, Event, Pass, Results, Stop};
+use crate::error::Error;
+use crate::hub_client::{CallError, Progress, Sent};
+use crate::ledger::{FileRow, PageKey};
+use crate::plan::{self, Load};
+
+/// Bundles whose answers are waited for at once.
+const BUNDLES_MAX: usize = 4;
+/// Pages that are offered and not answered at once, and loads that may wait behind them: a long line
+/// is filled from the first page on. With the bundles it is fewer than a hub takes of one spoke.
+const OFFERS_MAX: usize = 3;
+const LOADS_AHEAD: usize = 4;
+
+/// What a pass has still to do, in the order of sending.
+pub(super) struct Work {
+    after: PageKey,
+    /// No page is left.
+    is_offered: bool,
+    /// Parts of a page that go in one offer each.
+    parts: VecDeque<Vec<FileRow>>,
+    pub(super) waiting: VecDeque<Load<FileRow>>,
+    /// Something broke: bundles go one by one until one is through.
+    pub(super) is_alone: bool,
+}
+
+impl Work {
+    pub(super) fn new() -> Self {
+        Self {
+            after: PageKey::first(),
+            is_offered: false,
+            parts: VecDeque::new(),
+            waiting: VecDeque::new(),
+            is_alone: false,
+        }
+    }
+}
+
+/// Why nothing flows any more.
+pub(super) enum Flowed {
+    Over,
+    StartOver,
+    /// The next load has to go alone.
+    Alone(Load<FileRow>),
+    /// These broke off, each for its reason.
+    Broke(Vec<(Vec<FileRow>, CallError)>),
+    /// Offers of these were not answered, for this reason.
+    Unoffered(Vec<Vec<FileRow>>, CallError),
+}
+
+type Answer = Result<(ReconcileResponse, Receipt), CallError>;
+
+/// A call that ended.
+enum Done {
+    Sent(BundleId, Box<Result<Sent, CallError>>),
+    Offered(Vec<FileRow>, Box<ReconcileRequest>, Box<Answer>),
+}
+
+type Call = Pin<Box<dyn Future<Output = Done> + Send>>;
+
+/// What a body tells while it goes.
+enum Tell {
+    Event(Event),
+    /// All of it was handed over.
+    Whole(BundleId),
+}
+
+/// All that is under way.
+struct UnderWay {
+    calls: FuturesUnordered<Call>,
+    bundles: BTreeMap<BundleId, Vec<FileRow>>,
+    offers: usize,
+    /// Whose body goes.
+    body: Option<BundleId>,
+    out: mpsc::UnboundedSender<Tell>,
+    tells: mpsc::UnboundedReceiver<Tell>,
+    broke: Vec<(Vec<FileRow>, CallError)>,
+    unoffered: Vec<(Vec<FileRow>, CallError)>,
+    /// The hub is another: what is under way counts for nothing.
+    starts_over: bool,
+}
+
+impl UnderWay {
+    fn new() -> Self {
+        let (out, tells) = mpsc::unbounded_channel();
+        Self {
+            calls: FuturesUnordered::new(),
+            bundles: BTreeMap::new(),
+            offers: 0,
+            body: None,
+            out,
+            tells,
+            broke: Vec::new(),
+            unoffered: Vec::new(),
+            starts_over: false,
+        }
+    }
+
+    /// Whether all went well so far.
+    fn goes_on(&self) -> bool {
+        self.broke.is_empty() && self.unoffered.is_empty() && !self.starts_over
+    }
+}
+
+impl Pass<'_> {
+    /// Offers and sends until nothing is left, or something has to be seen to first; nothing is under
+    /// way any more when this returns.
+    pub(super) async fn flow(
+        &mut self,
+        work: &mut Work,
+        results: &mut Results,
+    ) -> Result<Flowed, Stop> {
+        let mut way = UnderWay::new();
+        let flowed = self.keep_going(work, &mut way, results).await;
+        for bundle_id in way.bundles.keys() {
+            self.ledger.give_back(self.hub_id(), *bundle_id, self.edge.now())?;
+        }
+        flowed?;
+        if way.starts_over {
+            return Ok(Flowed::StartOver);
+        }
+        if !way.unoffered.is_empty() {
+            let (rows, mut errors): (Vec<_>, Vec<_>) = way.unoffered.into_iter().unzip();
+            // Both at once is the same line; the offers say more.
+            for (rows, _) in way.broke {
+                work.waiting.push_front(Load::Bundle(rows));
+                work.is_alone = true;
+            }
+            return Ok(Flowed::Unoffered(rows, errors.swap_remove(0)));
+        }
+        if !way.broke.is_empty() {
+            return Ok(Flowed::Broke(way.broke));
+        }
+        match work.waiting.pop_front() {
+            Some(load) => Ok(Flowed::Alone(load)),
+            None => Ok(Flowed::Over),
+        }
+    }
+
+    async fn keep_going(
+        &mut self,
+        work: &mut Work,
+        way: &mut UnderWay,
+        results: &mut Results,
+    ) -> Result<(), Stop> {
+        let allowance = self.settings.allowance.clone();
+        let deadline = allowance.over(Duration::ZERO);
+        tokio::pin!(deadline);
+        loop {
+            if way.goes_on() {
+                self.start(work, way, results)?;
+            }
+            if way.calls.is_empty() || way.starts_over {
+                return Ok(());
+            }
+            tokio::select! {
+                biased;
+                Some(tell) = way.tells.recv() => self.hear(tell, way, results),
+                Some(done) = way.calls.next() => {
+                    while let Ok(tell) = way.tells.try_recv() {
+                        self.hear(tell, way, results);
+                    }
+                    self.ended(done, work, way, results)?;
+                }
+                () = &mut deadline => {
+                    while let Ok(tell) = way.tells.try_recv() {
+                        self.hear(tell, way, results);
+                    }
+                    self.note_spent(results)?;
+                    work.waiting.clear();
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn hear(&self, tell: Tell, way: &mut UnderWay, results: &mut Results) {
+        match tell {
+            Tell::Event(event) => {
+                results.moved(&event);
+                (self.events)(event);
+            }
+            Tell::Whole(bundle_id) => drop(way.body.take_if(|b| *b == bundle_id)),
+        }
+    }
+
+    /// Starts what may go beside what is under way.
+    fn start(
+        &mut self,
+        work: &mut Work,
+        way: &mut UnderWay,
+        results: &mut Results,
+    ) -> Result<(), Stop> {
+        // The first call alone finds out whether one connection takes several.
+        let offers_max = if results.hub_reached { OFFERS_MAX } else { 1 };
+        while way.offers < offers_max && work.waiting.len() < LOADS_AHEAD {
+            let Some(rows) = self.next_part(work, results)? else { break };
+            way.offers += 1;
+            way.calls.push(self.offering(rows)?);
+        }
+        if self.bodies_end || self.is_used_up(results) {
+            work.waiting.clear();
+        }
+        if way.body.is_some() || work.is_alone || way.bundles.len() >= BUNDLES_MAX {
+            return Ok(());
+        }
+        let Some(Load::Bundle(rows)) = work.waiting.pop_front_if(|l| matches!(l, Load::Bundle(_)))
+        else {
+            return Ok(());
+        };
+        let (rows, rest) = self.affordable(rows, results);
+        if !rest.is_empty() {
+            let whole = rows.into_iter().chain(rest).collect();
+            work.waiting.push_front(Load::Bundle(whole));
+            return Ok(());
+        }
+        let (bundle_id, call) = self.sending(&rows, &way.out)?;
+        way.bundles.insert(bundle_id, rows);
+        way.body = Some(bundle_id);
+        way.calls.push(call);
+        Ok(())
+    }
+
+    /// The rows that are offered next; none when there are none, or no more may be offered.
+    fn next_part(
+        &mut self,
+        work: &mut Work,
+        results: &mut Results,
+    ) -> Result<Option<Vec<FileRow>>, Stop> {
+        loop {
+            if let Some(part) = work.parts.pop_front() {
+                return Ok(Some(part));
+            }
+            // A few are offered all the same, so that what the hub keeps of a file is not forgotten.
+            let is_used_up = self.is_used_up(results);
+            let is_first = work.after == PageKey::first();
+            if work.is_offered || (is_used_up && (self.is_time_up() || !is_first)) {
+                return Ok(None);
+            }
+            let most = match results.hub_reached {
+                _ if is_used_up => PAGE_USED_UP,
+                true => PAGE,
+                false => PAGE_FIRST,
+            };
+            let page = self.ledger.pending_page(self.hub_id(), &work.after, most)?;
+            let Some(last) = page.last() else {
+                work.is_offered = true;
+                return Ok(None);
+            };
+            work.after = last.page_key();
+            let rows = self.still_there(page, results)?;
+            if !rows.is_empty() {
+                let parts = plan::pages(&rows, self.body_max());
+                work.parts.extend(parts.into_iter().map(<[FileRow]>::to_vec));
+            }
+        }
+    }
+
+    fn offering(&self, rows: Vec<FileRow>) -> Result<Call, Error> {
+        let entries: Vec<_> = rows.iter().filter_map(FileRow::entry).collect();
+        let request = Box::new(self.request(&entries)?);
+        let client = Arc::clone(&self.client);
+        Ok(Box::pin(async move {
+            let answer = Box::new(client.reconcile(&request).await);
+            Done::Offered(rows, request, answer)
+        }))
+    }
+
+    fn sending(
+        &mut self,
+        rows: &[FileRow],
+        out: &mpsc::UnboundedSender<Tell>,
+    ) -> Result<(BundleId, Call), Error> {
+        let (header, parcels) = self.depart(rows)?;
+        let bundle_id = header.value.bundle_id;
+        let (client, source) = (Arc::clone(&self.client), Arc::clone(&self.settings.source));
+        let progress = Arc::new(Told { bundle_id, out: out.clone() });
+        let call = async move {
+            let sent = client.send(&header, source, parcels, progress).await;
+            Done::Sent(bundle_id, Box::new(sent))
+        };
+        Ok((bundle_id, Box::pin(call)))
+    }
+
+    fn ended(
+        &mut self,
+        done: Done,
+        work: &mut Work,
+        way: &mut UnderWay,
+        results: &mut Results,
+    ) -> Result<(), Stop> {
+        match done {
+            Done::Sent(bundle_id, sent) => {
+                let rows = way.bundles.remove(&bundle_id).unwrap_or_default();
+                way.body.take_if(|b| *b == bundle_id);
+                self.note_spent(results)?;
+                let error = match *sent {
+                    Ok(sent) => self.take_receipt((bundle_id, &rows), &sent, results)?,
+                    Err(e) => {
+                        self.ledger.give_back(self.hub_id(), bundle_id, self.edge.now())?;
+                        Some(e)
+                    }
+                };
+                way.broke.extend(error.map(|e| (rows, e)));
+            }
+            Done::Offered(rows, request, answer) => {
+                way.offers -= 1;
+                match *answer {
+                    Ok((response, receipt)) => {
+                        let end = self.take_offer(&request, &response, &receipt, results)?;
+                        way.starts_over |= end == End::StartOver;
+                        let missing = self.missing_of(&rows, response);
+                        let bytes =
+                            |r: &[FileRow]| r.iter().map(|r| r.stat.size_bytes).sum::<u64>();
+                        let (files, known) = (rows.len() - missing.len(), bytes(&rows));
+                        self.answered(files as u64, known - bytes(&missing));
+                        if !self.bodies_end && !missing.is_empty() {
+                            work.waiting.extend(self.to_send(missing));
+                        }
+                    }
+                    Err(e) => way.unoffered.push((rows, e)),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Carries what a body tells to the pass.
+struct Told {
+    bundle_id: BundleId,
+    out: mpsc::UnboundedSender<Tell>,
+}
+
+impl Progress for Told {
+    fn sent(&self, bytes: u64) {
+        let _ = self.out.send(Tell::Event(Event::SentBytes(bytes)));
+    }
+
+    fn whole(&self) {
+        let _ = self.out.send(Tell::Whole(self.bundle_id));
+    }
+}
