@@ -38,6 +38,11 @@ mutants *NAMES:
 fuzz SECONDS="600":
     fuzz/run {{SECONDS}}
 
+# Pushes beside rsync, rclone and curl, as docs/BENCHMARKS.md has it; quick unless a WORK is named: just bench, just bench small narrow
+bench *WORKS="--quick first small large narrow long cuts":
+    cargo build --release -p barque -p barque-tests --bins --examples
+    ${CARGO_TARGET_DIR:-target}/release/examples/bench {{WORKS}}
+
 # Drives against dd, rsync and bagit, as ratios (needs 20 GiB, rsync, openssl, and bagit from PyPI).
 bench-drive:
     tests/bench/drive

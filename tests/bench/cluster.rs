@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use barque_bundle::Sha256Digest;
 
-use crate::process::{Hub, Spoke, barque, held, json, parquet, wait_for, write_out};
+use crate::process::{Hub, Spoke, barque, held, json, wait_for, write_out};
 use crate::stats::Sorted;
+use crate::tree::{parquet, relative};
 
 const SMALL: usize = 4096;
 const SPOKES: usize = 3;
@@ -202,8 +203,7 @@ fn complete(hub: &Hub, loaders: &[Loader]) -> usize {
     let mut files = 0;
     for loader in loaders {
         for n in 0..loader.made.load(Ordering::Relaxed) {
-            let (day, hour) = (n / 24_000 % 28 + 1, n / 1_000 % 24);
-            let path = format!("{}/d/m/2024/03/{day:02}/{hour:02}/f{n}.parquet", loader.spoke.name);
+            let path = format!("{}/{}", loader.spoke.name, relative(n));
             let sha256 = Sha256Digest::of(&parquet(n, SMALL));
             assert_eq!(known[&path].to_lowercase(), sha256.to_string(), "{path} differs");
             let landed = hub.nodes.iter().any(|node| {

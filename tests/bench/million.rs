@@ -91,7 +91,7 @@ fn in_processes(root: &Path, data: &Path, size: u64) -> (Duration, Duration, f64
     hub.wait_until_equal();
     hub.wait_until_whole();
     let joined = begun.elapsed();
-    let peak = peak_mib(hub.nodes[0].process.as_ref().unwrap().pid());
+    let peak = peak_mib(hub.nodes[0].process.as_ref().unwrap().pid()).unwrap();
     (start, joined, peak)
 }
 

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::tree;
+
 const DEADLINE: Duration = Duration::from_secs(600);
 
 /// The program beside this benchmark, or the one that `BARQUE` names.
-fn program() -> PathBuf {
+pub fn program() -> PathBuf {
     std::env::var_os("BARQUE").map_or_else(
         || {
             let this = std::env::current_exe().unwrap();
@@ -54,11 +56,31 @@ pub fn free_address() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-/// Peak resident memory of a process in MiB, as the kernel counts it.
-pub fn peak_mib(pid: u32) -> f64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
+/// Peak resident memory of a process in MiB, as the kernel counts it; none once it has ended.
+pub fn peak_mib(pid: u32) -> Option<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<f64>().ok()? / 1024.0)
+}
+
+/// Time that all processors were busy since the machine started, in seconds (proc_stat(5), in units
+/// of 10 ms on Linux): children of daemons are in no other sum.
+pub fn busy_s() -> f64 {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap();
+    let all = stat.lines().next().unwrap().split_whitespace().skip(1);
+    let ticks: Vec<f64> = all.flat_map(str::parse).collect();
+    // user, nice, system, (idle, iowait), irq, softirq, steal.
+    [0, 1, 2, 5, 6, 7].iter().map(|n| ticks[*n]).sum::<f64>() / 100.0
+}
+
+/// Waits until the machine does nothing that is left over from before.
+pub fn wait_until_quiet() {
+    const SPAN: Duration = Duration::from_millis(300);
+    wait_for("the machine is quiet", || {
+        let before = busy_s();
+        std::thread::sleep(SPAN);
+        busy_s() - before < 0.04
+    });
 }
 
 /// Has the system write out what was written before (`sync(1)`).
@@ -77,6 +99,10 @@ impl Running {
 
     pub fn pid(&self) -> u32 {
         self.0.id()
+    }
+
+    pub fn goes_on(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
     }
 }
 
@@ -145,6 +171,19 @@ impl Hub {
         });
     }
 
+    /// A figure of a node's `/metrics`, summed over its labels.
+    pub fn metric(&self, n: usize, name: &str) -> f64 {
+        use std::io::{Read as _, Write as _};
+        let socket = Path::new(&self.nodes[n].data).join("hub.sock");
+        let mut line = std::os::unix::net::UnixStream::connect(socket).unwrap();
+        line.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut text = String::new();
+        line.read_to_string(&mut text).unwrap();
+        let of_it = |l: &&str| l.split(['{', ' ']).next() == Some(name);
+        let numbers = text.lines().filter(of_it).flat_map(|l| l.rsplit(' ').next());
+        numbers.map(|n| n.parse::<f64>().unwrap()).sum()
+    }
+
     pub fn seen_by(&self, n: usize) -> Vec<Value> {
         let list = try_json(&["hub", "node", "ls", "--data", &self.nodes[n].data, "--json"]);
         list.and_then(|l| l["nodes"].as_array().cloned()).unwrap_or_default()
@@ -194,12 +233,18 @@ impl Hub {
 
     /// A spoke of the hub with an empty source.
     pub fn spoke(&self, name: &str) -> Spoke {
+        self.spoke_of(name, &self.root.join(name).join("source"))
+    }
+
+    /// A spoke of the hub with this source.
+    pub fn spoke_of(&self, name: &str, source: &Path) -> Spoke {
         let by = &self.nodes[0].data;
         let added = json(&["hub", "spoke", "add", name, "--data", by, "--json"]);
         let dir = self.root.join(name);
-        let spoke = Spoke { dir, name: name.to_owned() };
-        std::fs::create_dir_all(spoke.source()).unwrap();
-        let (state, source) = (spoke.state(), spoke.source().display().to_string());
+        std::fs::create_dir_all(&dir).unwrap();
+        let spoke = Spoke { dir, name: name.to_owned(), source: source.to_owned() };
+        std::fs::create_dir_all(source).unwrap();
+        let (state, source) = (spoke.state(), source.display().to_string());
         let token = added["token"].as_str().unwrap();
         json(&["enroll", token, "--state", &state, "--source", &source, "--json"]);
         let settings = std::fs::read_to_string(spoke.config()).unwrap();
@@ -213,13 +258,10 @@ impl Hub {
 pub struct Spoke {
     pub name: String,
     dir: PathBuf,
+    source: PathBuf,
 }
 
 impl Spoke {
-    pub fn source(&self) -> PathBuf {
-        self.dir.join("source")
-    }
-
     pub fn state(&self) -> String {
         self.dir.join("state").display().to_string()
     }
@@ -238,14 +280,9 @@ impl Spoke {
         std::fs::write(self.config(), text).unwrap();
     }
 
-    /// Files of random bytes that look like Parquet from outside, in folders of 1,000.
+    /// Files of these numbers, as [`tree::fill`] makes them.
     pub fn fill(&self, numbers: std::ops::Range<u64>, size: usize) {
-        for n in numbers {
-            let (day, hour) = (n / 24_000 % 28 + 1, n / 1_000 % 24);
-            let folder = self.source().join(format!("d/m/2024/03/{day:02}/{hour:02}"));
-            std::fs::create_dir_all(&folder).unwrap();
-            std::fs::write(folder.join(format!("f{n}.parquet")), parquet(n, size)).unwrap();
-        }
+        tree::fill(&self.source, numbers, size);
     }
 
     pub fn push(&self) -> Command {
@@ -260,18 +297,6 @@ impl Spoke {
         assert!(may_go_on, "{}: {}", output.status, said());
         serde_json::from_slice(&output.stdout).ok()
     }
-}
-
-/// Bytes of a length that begin and end as a Parquet file does, others for each number.
-pub fn parquet(n: u64, size: usize) -> Vec<u8> {
-    const TAIL: &[u8] = &[0x15, 2, 0, 3, 0, 0, 0, b'P', b'A', b'R', b'1'];
-    use rand::{RngCore as _, SeedableRng as _};
-    let mut bytes = vec![0u8; size];
-    rand::rngs::SmallRng::seed_from_u64(n).fill_bytes(&mut bytes);
-    bytes[..4].copy_from_slice(b"PAR1");
-    let end = size - TAIL.len();
-    bytes[end..].copy_from_slice(TAIL);
-    bytes
 }
 
 /// Which nodes hold which landed files, from the manifest of one.

@@ -23,10 +23,10 @@ use tower::Service;
 use super::HEADER_WAIT;
 
 /// Bytes that all connections together may have sent ahead of what is read, beside the least of each.
-const BUFFERS: u32 = 48 * 1024 * 1024;
-/// The same of one connection: the first ones fill a line of 16 MiB a round trip, hyper's default of
+const BUFFERS: u32 = 64 * 1024 * 1024;
+/// The same of one connection: the first one fills a line of 32 MiB a round trip, hyper's default of
 /// 1 MiB starves it.
-const WINDOW_MAX: u32 = 16 * 1024 * 1024;
+const WINDOW_MAX: u32 = 32 * 1024 * 1024;
 const WINDOW_MIN: u32 = 512 * 1024;
 /// Bytes of a frame at the most: a larger one costs fewer wake-ups of both sides.
 const FRAME_MAX: u32 = 64 * 1024;

@@ -22,7 +22,7 @@ use crate::ledger::{FileRow, PageKey};
 use crate::plan::{self, Load};
 
 /// Bundles whose answers are waited for at once.
-const BUNDLES_MAX: usize = 4;
+const BUNDLES_MAX: usize = 8;
 /// Pages that are offered and not answered at once, and loads that may wait behind them: a long line
 /// is filled from the first page on. With the bundles it is fewer than a hub takes of one spoke.
 const OFFERS_MAX: usize = 3;
