@@ -28,7 +28,7 @@ use reqwest::header::{CONTENT_TYPE, RETRY_AFTER, SERVER};
 use crate::budget::Pace;
 use crate::edge::Edge;
 use crate::pin::{PinnedTls, Roots, Times};
-use body::{CHUNKS_WAITING, ChannelWriter, Moved, write_stream};
+use body::{CHUNKS_WAITING, ChannelWriter, Line, Moved, write_stream};
 pub use body::{Parcel, Progress};
 pub use error::{CallError, Stranger};
 use error::{carrying, not_the_hub};
@@ -59,6 +59,7 @@ pub struct HubClient {
     tls: PinnedTls,
     edge: Edge,
     way: Way,
+    line: Arc<Line>,
     /// Of the addresses, where the next call goes.
     current: AtomicU64,
 }
@@ -105,7 +106,8 @@ impl HubClient {
         let tls = PinnedTls::new(Roots::Keys(party.roots.clone()), times);
         let http = http_client(&tls)?;
         let http = RwLock::new(http);
-        Ok(Self { party, http, tls, edge, way, current: AtomicU64::new(0) })
+        let line = Arc::new(Line::new());
+        Ok(Self { party, http, tls, edge, way, line, current: AtomicU64::new(0) })
     }
 
     /// Hub time minus local time, as last learned from a signed answer.
@@ -320,7 +322,7 @@ impl HubClient {
         progress: Arc<dyn Progress>,
     ) -> Result<Sent, CallError> {
         let url = self.url(wire::BUNDLES);
-        let moved = Arc::new(Moved::new());
+        let moved = Arc::new(Moved::new(&self.line));
         let (out, pieces) = tokio::sync::mpsc::channel(CHUNKS_WAITING);
         let pace = self.way.pace.clone();
         let sink = ChannelWriter::new(out, Arc::clone(&moved), progress, pace);

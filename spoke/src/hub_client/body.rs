@@ -38,10 +38,33 @@ pub trait Progress: Send + Sync {
     fn whole(&self) {}
 }
 
-/// When something last moved in either direction, and how fast the body went.
-pub(super) struct Moved {
+/// When something last moved on the way to the hub, whichever call it was of: they have one line, and
+/// what goes first holds the others up.
+pub(super) struct Line {
     start: Instant,
     last_ms: AtomicU64,
+}
+
+impl Line {
+    pub(super) fn new() -> Self {
+        Self { start: Instant::now(), last_ms: AtomicU64::new(0) }
+    }
+
+    fn mark(&self) {
+        let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_ms.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn since(&self) -> Duration {
+        let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
+        self.start.elapsed().saturating_sub(last)
+    }
+}
+
+/// When something last moved in either direction, and how fast the body went.
+pub(super) struct Moved {
+    line: Arc<Line>,
+    start: Instant,
     bytes: AtomicU64,
     /// When the whole body had been handed over; 0 before.
     whole_ms: AtomicU64,
@@ -53,10 +76,11 @@ const HELD_BYTES: u64 = 2 * 1024 * 1024;
 const HELD_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
 
 impl Moved {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(line: &Arc<Line>) -> Self {
+        line.mark();
         Self {
+            line: Arc::clone(line),
             start: Instant::now(),
-            last_ms: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             whole_ms: AtomicU64::new(0),
         }
@@ -67,7 +91,7 @@ impl Moved {
     }
 
     pub(super) fn mark(&self) {
-        self.last_ms.store(self.now_ms(), Ordering::Relaxed);
+        self.line.mark();
     }
 
     fn handed_over(&self, bytes: usize) {
@@ -77,11 +101,6 @@ impl Moved {
 
     pub(super) fn whole(&self) {
         self.whole_ms.store(self.now_ms().max(1), Ordering::Relaxed);
-    }
-
-    fn since(&self) -> Duration {
-        let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
-        self.start.elapsed().saturating_sub(last)
     }
 
     /// How long nothing may move: once all is handed over, what the system still holds has to get
@@ -104,7 +123,7 @@ impl Moved {
     ) -> Option<T> {
         tokio::pin!(future);
         loop {
-            let left = self.patience(wait).saturating_sub(self.since());
+            let left = self.patience(wait).saturating_sub(self.line.since());
             if left.is_zero() {
                 return None;
             }
@@ -226,10 +245,30 @@ pub(super) fn open_unchanged(source: &Root, parcel: &Parcel) -> Option<std::fs::
 mod tests {
     use super::*;
 
+    #[tokio::test]
+    async fn what_moves_in_one_call_keeps_the_others_waiting() {
+        let line = Arc::new(Line::new());
+        let (one, other) = (Moved::new(&line), Moved::new(&line));
+        let wait = Duration::from_millis(100);
+        let moving = async {
+            for _ in 0..10 {
+                tokio::time::sleep(wait / 2).await;
+                one.mark();
+            }
+        };
+        let waiting = other.unless_stalled(wait, std::future::pending::<()>());
+        tokio::pin!(waiting);
+        tokio::select! {
+            _ = &mut waiting => panic!("it gave up while the line moved"),
+            () = moving => {}
+        }
+        assert_eq!(waiting.await, None);
+    }
+
     #[test]
     fn the_tail_of_a_body_on_a_slow_link_is_waited_for() {
         let wait = Duration::from_secs(60);
-        let moved = Moved::new();
+        let moved = Moved::new(&Arc::new(Line::new()));
         moved.handed_over(8 << 20);
         assert_eq!(moved.patience(wait), wait);
         moved.whole_ms.store(400_000, Ordering::Relaxed);

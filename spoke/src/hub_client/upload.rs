@@ -70,7 +70,7 @@ impl HubClient {
     ) -> Result<Reached, CallError> {
         let path = format!("{}/{}", wire::UPLOADS, header.value.bundle_id);
         let (url, token) = self.addressed("PATCH", &path, header);
-        let moved = Arc::new(Moved::new());
+        let moved = Arc::new(Moved::new(&self.line));
         let (out, pieces) = tokio::sync::mpsc::channel(CHUNKS_WAITING);
         let pace = self.way.pace.clone();
         let sink = ChannelWriter::new(out, Arc::clone(&moved), progress, pace);

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use barque_bundle::wire::{ReconcileRequest, ReconcileResponse};
 use barque_bundle::{BundleId, Receipt};
@@ -27,6 +27,9 @@ const BUNDLES_MAX: usize = 8;
 /// is filled from the first page on. With the bundles it is fewer than a hub takes of one spoke.
 const OFFERS_MAX: usize = 3;
 const LOADS_AHEAD: usize = 4;
+/// An answer that takes longer says that the line is slow: then calls go one after the other, so that
+/// none runs out of its time behind others.
+const SLOW: Duration = Duration::from_secs(5);
 
 /// What a pass has still to do, in the order of sending.
 pub(super) struct Work {
@@ -38,6 +41,10 @@ pub(super) struct Work {
     pub(super) waiting: VecDeque<Load<FileRow>>,
     /// Something broke: bundles go one by one until one is through.
     pub(super) is_alone: bool,
+    /// The hub has answered, so that a connection stands.
+    is_met: bool,
+    /// An answer took so long that the line is full with one call.
+    is_slow: bool,
 }
 
 impl Work {
@@ -48,6 +55,8 @@ impl Work {
             parts: VecDeque::new(),
             waiting: VecDeque::new(),
             is_alone: false,
+            is_met: false,
+            is_slow: false,
         }
     }
 }
@@ -69,7 +78,7 @@ type Answer = Result<(ReconcileResponse, Receipt), CallError>;
 /// A call that ended.
 enum Done {
     Sent(BundleId, Box<Result<Sent, CallError>>),
-    Offered(Vec<FileRow>, Box<ReconcileRequest>, Box<Answer>),
+    Offered(u64, Box<ReconcileRequest>, Box<Answer>, Duration),
 }
 
 type Call = Pin<Box<dyn Future<Output = Done> + Send>>;
@@ -83,9 +92,12 @@ enum Tell {
 
 /// All that is under way.
 struct UnderWay {
-    calls: FuturesUnordered<Call>,
+    sending: FuturesUnordered<Call>,
     bundles: BTreeMap<BundleId, Vec<FileRow>>,
-    offers: usize,
+    asking: FuturesUnordered<Call>,
+    /// Rows that are offered, by a number of their offer.
+    offers: BTreeMap<u64, Vec<FileRow>>,
+    offers_so_far: u64,
     /// Whose body goes.
     body: Option<BundleId>,
     out: mpsc::UnboundedSender<Tell>,
@@ -100,9 +112,11 @@ impl UnderWay {
     fn new() -> Self {
         let (out, tells) = mpsc::unbounded_channel();
         Self {
-            calls: FuturesUnordered::new(),
+            sending: FuturesUnordered::new(),
             bundles: BTreeMap::new(),
-            offers: 0,
+            asking: FuturesUnordered::new(),
+            offers: BTreeMap::new(),
+            offers_so_far: 0,
             body: None,
             out,
             tells,
@@ -116,6 +130,18 @@ impl UnderWay {
     fn goes_on(&self) -> bool {
         self.broke.is_empty() && self.unoffered.is_empty() && !self.starts_over
     }
+
+    fn is_idle(&self) -> bool {
+        self.sending.is_empty() && self.asking.is_empty()
+    }
+
+    /// Gives offers up that wait on a line which broke a body; they are made anew.
+    fn stop_asking(&mut self, work: &mut Work) {
+        self.asking = FuturesUnordered::new();
+        for rows in std::mem::take(&mut self.offers).into_values().rev() {
+            work.parts.push_front(rows);
+        }
+    }
 }
 
 impl Pass<'_> {
@@ -128,6 +154,11 @@ impl Pass<'_> {
     ) -> Result<Flowed, Stop> {
         let mut way = UnderWay::new();
         let flowed = self.keep_going(work, &mut way, results).await;
+        // What went of calls that are given up now counts as well.
+        while let Ok(tell) = way.tells.try_recv() {
+            self.hear(tell, &mut way, results);
+        }
+        self.note_spent(results)?;
         for bundle_id in way.bundles.keys() {
             self.ledger.give_back(self.hub_id(), *bundle_id, self.edge.now())?;
         }
@@ -135,17 +166,16 @@ impl Pass<'_> {
         if way.starts_over {
             return Ok(Flowed::StartOver);
         }
+        if !way.broke.is_empty() {
+            // Both at once is the same line: what was not offered is offered again behind the break.
+            for (rows, _) in way.unoffered.into_iter().rev() {
+                work.parts.push_front(rows);
+            }
+            return Ok(Flowed::Broke(way.broke));
+        }
         if !way.unoffered.is_empty() {
             let (rows, mut errors): (Vec<_>, Vec<_>) = way.unoffered.into_iter().unzip();
-            // Both at once is the same line; the offers say more.
-            for (rows, _) in way.broke {
-                work.waiting.push_front(Load::Bundle(rows));
-                work.is_alone = true;
-            }
             return Ok(Flowed::Unoffered(rows, errors.swap_remove(0)));
-        }
-        if !way.broke.is_empty() {
-            return Ok(Flowed::Broke(way.broke));
         }
         match work.waiting.pop_front() {
             Some(load) => Ok(Flowed::Alone(load)),
@@ -166,24 +196,23 @@ impl Pass<'_> {
             if way.goes_on() {
                 self.start(work, way, results)?;
             }
-            if way.calls.is_empty() || way.starts_over {
+            if way.is_idle() || way.starts_over {
                 return Ok(());
             }
             tokio::select! {
                 biased;
                 Some(tell) = way.tells.recv() => self.hear(tell, way, results),
-                Some(done) = way.calls.next() => {
+                Some(done) = way.sending.next() => {
                     while let Ok(tell) = way.tells.try_recv() {
                         self.hear(tell, way, results);
                     }
                     self.ended(done, work, way, results)?;
                 }
+                Some(done) = way.asking.next() => self.ended(done, work, way, results)?,
                 () = &mut deadline => {
-                    while let Ok(tell) = way.tells.try_recv() {
-                        self.hear(tell, way, results);
-                    }
-                    self.note_spent(results)?;
+                    self.is_used_up(results);
                     work.waiting.clear();
+                    work.is_offered = true;
                     return Ok(());
                 }
             }
@@ -207,17 +236,23 @@ impl Pass<'_> {
         way: &mut UnderWay,
         results: &mut Results,
     ) -> Result<(), Stop> {
-        // The first call alone finds out whether one connection takes several.
-        let offers_max = if results.hub_reached { OFFERS_MAX } else { 1 };
-        while way.offers < offers_max && work.waiting.len() < LOADS_AHEAD {
+        // The first call alone finds out whether one connection takes several, and how fast it is.
+        let offers_max = if work.is_met { OFFERS_MAX } else { 1 };
+        if work.is_slow && !way.is_idle() {
+            return Ok(());
+        }
+        let (offers_max, ahead) = if work.is_slow { (1, 1) } else { (offers_max, LOADS_AHEAD) };
+        while way.offers.len() < offers_max && work.waiting.len() < ahead {
             let Some(rows) = self.next_part(work, results)? else { break };
-            way.offers += 1;
-            way.calls.push(self.offering(rows)?);
+            way.offers_so_far += 1;
+            way.asking.push(self.offering(way.offers_so_far, &rows)?);
+            way.offers.insert(way.offers_so_far, rows);
         }
         if self.bodies_end || self.is_used_up(results) {
             work.waiting.clear();
         }
-        if way.body.is_some() || work.is_alone || way.bundles.len() >= BUNDLES_MAX {
+        let is_full = way.bundles.len() >= BUNDLES_MAX || (work.is_slow && !way.offers.is_empty());
+        if way.body.is_some() || work.is_alone || is_full {
             return Ok(());
         }
         let Some(Load::Bundle(rows)) = work.waiting.pop_front_if(|l| matches!(l, Load::Bundle(_)))
@@ -233,7 +268,7 @@ impl Pass<'_> {
         let (bundle_id, call) = self.sending(&rows, &way.out)?;
         way.bundles.insert(bundle_id, rows);
         way.body = Some(bundle_id);
-        way.calls.push(call);
+        way.sending.push(call);
         Ok(())
     }
 
@@ -253,7 +288,7 @@ impl Pass<'_> {
             if work.is_offered || (is_used_up && (self.is_time_up() || !is_first)) {
                 return Ok(None);
             }
-            let most = match results.hub_reached {
+            let most = match work.is_met {
                 _ if is_used_up => PAGE_USED_UP,
                 true => PAGE,
                 false => PAGE_FIRST,
@@ -272,13 +307,13 @@ impl Pass<'_> {
         }
     }
 
-    fn offering(&self, rows: Vec<FileRow>) -> Result<Call, Error> {
+    fn offering(&self, number: u64, rows: &[FileRow]) -> Result<Call, Error> {
         let entries: Vec<_> = rows.iter().filter_map(FileRow::entry).collect();
         let request = Box::new(self.request(&entries)?);
-        let client = Arc::clone(&self.client);
+        let (client, begun) = (Arc::clone(&self.client), Instant::now());
         Ok(Box::pin(async move {
             let answer = Box::new(client.reconcile(&request).await);
-            Done::Offered(rows, request, answer)
+            Done::Offered(number, request, answer, begun.elapsed())
         }))
     }
 
@@ -317,12 +352,17 @@ impl Pass<'_> {
                         Some(e)
                     }
                 };
-                way.broke.extend(error.map(|e| (rows, e)));
+                if let Some(error) = error {
+                    way.broke.push((rows, error));
+                    way.stop_asking(work);
+                }
             }
-            Done::Offered(rows, request, answer) => {
-                way.offers -= 1;
+            Done::Offered(number, request, answer, took) => {
+                let rows = way.offers.remove(&number).unwrap_or_default();
+                work.is_slow = took > SLOW;
                 match *answer {
                     Ok((response, receipt)) => {
+                        work.is_met = true;
                         let end = self.take_offer(&request, &response, &receipt, results)?;
                         way.starts_over |= end == End::StartOver;
                         let missing = self.missing_of(&rows, response);
