@@ -3,6 +3,8 @@
 //! Linux is the home; each call has a fallback where a system lacks it.
 
 mod uncached;
+#[cfg(target_os = "linux")]
+mod write_out;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,6 +16,8 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
 pub use uncached::Uncached;
+#[cfg(target_os = "linux")]
+pub use write_out::write_out;
 
 /// Makes a file's bytes and length durable. All syncs of our own go through here.
 ///
@@ -170,6 +174,12 @@ impl Root {
     }
 }
 
+/// Writes a file's bytes to the disk, where the system has no call for that alone.
+#[cfg(not(target_os = "linux"))]
+pub fn write_out(file: &File) -> io::Result<()> {
+    file.sync_all()
+}
+
 /// How a sync of a drive ended: some file systems do not know the call (exFAT by FUSE for folders,
 /// network shares), which is said and is no fault of the drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +214,8 @@ pub fn sync_file_system(_folder: &File) -> io::Result<Assured> {
 }
 
 /// Whether a sync of the whole file system tells of every write that failed since the folder was
-/// opened, so that files need none of their own: ext4, xfs and btrfs, from Linux 5.8 on (syncfs(2)).
+/// opened, so that files that were written out ([`write_out`]) need none of their own: ext4, xfs and
+/// btrfs, from Linux 5.17 on (syncfs(2); before, it did not tell of a commit that failed).
 #[cfg(target_os = "linux")]
 pub fn reports_writes(folder: &File) -> bool {
     const KNOWN: [i64; 3] = [0xef53, 0x5846_5342, 0x9123_683e];
@@ -213,7 +224,7 @@ pub fn reports_writes(folder: &File) -> bool {
     let release = uname.release().to_string_lossy();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     let version = (numbers.next().and_then(Result::ok), numbers.next().and_then(Result::ok));
-    KNOWN.iter().any(|k| i128::from(*k) == kind) && version >= (Some(5), Some(8))
+    KNOWN.iter().any(|k| i128::from(*k) == kind) && version >= (Some(5), Some(17))
 }
 
 /// [`reports_writes`], where the system has no such call.

@@ -288,6 +288,7 @@ async fn work(parts: Arc<Parts>, tasks: Tasks, entropy: [u8; 10]) -> Result<(), 
         staging: Arc::clone(&parts.staging),
         landing: parts.landing.clone(),
         clock: Arc::clone(&parts.clock),
+        turn: std::sync::Mutex::default(),
     });
     sweep::once(&parts, &promoter, parts.staging.closed_number()).await;
     let promoting = Arc::clone(&promoter).run(parts.position.clone(), tasks.promoted);

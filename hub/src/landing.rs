@@ -33,11 +33,13 @@ struct Durable {
     made: u64,
 }
 
+/// Folders that are remembered for one body at the most.
+const SEEN_MAX: usize = 10_000;
 /// Folders that are known to be durable at the most.
 const DURABLE_MAX: usize = 20_000;
 
 /// Folders of landing that were looked at for one body: that they are real ones, on its device. What
-/// comes in their way later is found at the rename.
+/// an operator puts in their place meanwhile is not seen.
 #[derive(Debug, Default)]
 pub struct Seen {
     device: Option<u64>,
@@ -94,6 +96,9 @@ impl Landing {
         }
         let target = self.walk_to(&self.root, landed, device)?;
         if self.root.join(folder).is_dir() && !matches!(target, Target::Blocked(_)) {
+            if seen.folders.len() >= SEEN_MAX {
+                seen.folders.clear();
+            }
             seen.folders.insert(folder.to_owned());
         }
         Ok(target)
@@ -141,13 +146,14 @@ impl Landing {
         }
         let parent = folder.parent().unwrap_or(&self.root);
         self.make_folders(parent)?;
+        // Nobody finds it there before it is known to be new.
+        let mut known = self.durable();
         match fs::DirBuilder::new().mode(FOLDER_MODE).create(folder) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
             Err(e) => return Err(e),
         }
         // Also one that was durable, and was removed since.
-        let mut known = self.durable();
         known.made += 1;
         known.folders.remove(folder);
         known.folders.remove(parent);

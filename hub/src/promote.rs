@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use barque_bundle::{fault, platform};
 use tokio::sync::watch;
@@ -30,6 +30,8 @@ pub struct Promoter {
     pub staging: Arc<Staging>,
     pub landing: Landing,
     pub clock: Clock,
+    /// Who promotes: what is known of a page must hold until its folders are synced.
+    pub turn: Mutex<()>,
 }
 
 impl Promoter {
@@ -124,8 +126,9 @@ impl Promoter {
     }
 
     fn promote(&self, rows: &[HeldRow], cursor: Option<u64>) -> Result<(), Error> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let mut promoted: Vec<PromotedRow> = Vec::new();
-        let mut done = HashSet::new();
+        let (mut renamed, mut done) = (Vec::new(), HashSet::new());
         let mine: Vec<&HeldRow> = rows.iter().filter(|r| r.is_mine).collect();
         let names: Vec<_> = mine.iter().map(|r| (r.landed.as_str(), r.sha256)).collect();
         let before = self.ledger.promoted_of(&names)?;
@@ -134,8 +137,11 @@ impl Promoter {
                 continue;
             }
             match self.promote_one(row) {
-                Ok(now) => {
-                    promoted.push(now);
+                Ok(came) => {
+                    if came == Came::Now {
+                        renamed.push(row);
+                    }
+                    promoted.push(promoted_row(row));
                     done.insert(row.landed.as_str());
                 }
                 // The staged copy is served meanwhile; the hourly sweep and a restart try again.
@@ -152,7 +158,7 @@ impl Promoter {
         }
         let synced = self.landing.sync_folders_of(promoted.iter().map(|p| p.landed.as_str()));
         if let Err(source) = synced {
-            self.take_back(&promoted);
+            self.take_back(&renamed);
             let path = self.landing.root().to_owned();
             return Err(Error::Io { what: "cannot sync folders below", path, source });
         }
@@ -164,37 +170,30 @@ impl Promoter {
 
     /// Undoes renames whose folders could not be synced: a sync that failed is not believed when
     /// it is merely repeated, so the next try changes the folders anew.
-    fn take_back(&self, promoted: &[PromotedRow]) {
-        for row in promoted {
-            let Some(stage_no) = row.stage_no else { continue };
-            let (from, to) = (self.landing.path(&row.landed), self.staging.path(stage_no));
+    fn take_back(&self, renamed: &[&HeldRow]) {
+        for row in renamed {
+            let (from, to) = (self.landing.path(&row.landed), self.staging.path(row.stage_no));
             if let Err(e) = platform::rename_without_replacing(&from, &to) {
                 tracing::error!(error = %e, path = %from.display(), "cannot be taken back");
             }
         }
     }
 
-    fn promote_one(&self, row: &HeldRow) -> Result<PromotedRow, Left> {
-        let done = || PromotedRow {
-            landed: row.landed.clone(),
-            sha256: row.sha256,
-            size_bytes: row.size_bytes,
-            stage_no: Some(row.stage_no),
-        };
+    fn promote_one(&self, row: &HeldRow) -> Result<Came, Left> {
         match self.landing.promote(&self.staging.path(row.stage_no), &row.landed) {
             Ok(()) => {
                 fault::after(fault::Step::Promoted);
-                Ok(done())
+                Ok(Came::Now)
             }
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 self.adopt(row, "something else stands at its place in landing; move it away")?;
                 self.staging.remove(row.stage_no)?;
-                Ok(done())
+                Ok(Came::Before)
             }
             // The rename happened before a crash, the mark did not.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 self.adopt(row, "this node's copy is lost: it is in neither staging nor landing")?;
-                Ok(done())
+                Ok(Came::Before)
             }
             Err(e) => Err(e.into()),
         }
@@ -208,6 +207,23 @@ impl Promoter {
             return Err(Left::File(otherwise.to_owned()));
         }
         self.landing.adopt(&row.landed).map_err(own)
+    }
+}
+
+/// When a file came to its place in landing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Came {
+    /// This promotion renamed it.
+    Now,
+    Before,
+}
+
+fn promoted_row(row: &HeldRow) -> PromotedRow {
+    PromotedRow {
+        landed: row.landed.clone(),
+        sha256: row.sha256,
+        size_bytes: row.size_bytes,
+        stage_no: Some(row.stage_no),
     }
 }
 

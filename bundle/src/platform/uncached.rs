@@ -7,7 +7,7 @@ use std::io;
 const ALIGNED: usize = 4096;
 const UNCACHED_BYTES: usize = 256 * 1024;
 
-/// Reads a file that [`Root::open_uncached`] opened, in pieces as such files need them.
+/// Reads a file that `Root::open_uncached` opened, in pieces as such files need them.
 pub struct Uncached {
     file: File,
     buffer: Vec<u8>,

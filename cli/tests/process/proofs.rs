@@ -33,7 +33,7 @@ fn lacks_group_sync() -> Option<String> {
 const GROUP: u64 = 20;
 
 fn a_group_whose_one_sync_failed_is_condemned_and_sent_again() {
-    let push = |is_sabotaged: bool| {
+    let push = |sabotaged: Option<&str>| {
         let site = Site::new();
         let hub = site.hub();
         let spoke = site.spoke("s");
@@ -41,23 +41,27 @@ fn a_group_whose_one_sync_failed_is_condemned_and_sent_again() {
             spoke.put(&format!("d/m/2024/03/31/00/f{n}.parquet"), &tiny(n));
         }
         let log = site.path().join("strace.log");
-        let tracer = is_sabotaged.then(|| {
+        let tracer = sabotaged.map(|call| {
             let mut command = Command::new("strace");
-            command.args(["-f", "-e", "trace=syncfs", "-e", "inject=syncfs:error=EIO"]);
+            let (trace, inject) = (format!("trace={call}"), format!("inject={call}:error=EIO"));
+            command.args(["-f", "-e", &trace, "-e", &inject]);
             command.arg("-o").arg(&log).args(["-p", &hub.pid().to_string()]);
             Tracer::start(command)
         });
         let pass = spoke.push();
         drop(tracer);
         let was_failed = fs::read_to_string(&log).unwrap_or_default().contains("(INJECTED)");
-        assert_eq!(was_failed, is_sabotaged);
+        assert_eq!(was_failed, sabotaged.is_some());
         assert_eq!((pass.code, pass.count("sent"), pass.count("left")), (0, GROUP, 0), "{pass:?}");
         site.assert_landed(&[&spoke]);
         pass.count("wire_bytes")
     };
     // Until it goes in halves, whose files are synced one by one.
-    let (once, again) = (push(false), push(true));
-    assert!(again > once + once / 2, "{again} bytes went, one try is {once}");
+    let once = push(None);
+    for call in ["sync_file_range", "syncfs"] {
+        let again = push(Some(call));
+        assert!(again > once + once / 2, "{call}: {again} bytes went, one try is {once}");
+    }
 }
 
 pub fn lacks_strace() -> Option<String> {

@@ -93,8 +93,9 @@ where
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    let (accepting, window) = (acceptor.accept(stream, app.clone()), buffers.take());
-                    connections.spawn(connection(accepting, window, stopped.clone()));
+                    let accepting = acceptor.accept(stream, app.clone());
+                    let (buffers, stopped) = (Arc::clone(&buffers), stopped.clone());
+                    connections.spawn(connection(accepting, buffers, stopped));
                 }
                 Err(e) => {
                     tracing::warn!(error = %e, "a connection cannot be accepted");
@@ -113,7 +114,7 @@ where
 
 async fn connection<T, S>(
     accepting: impl Future<Output = io::Result<(T, S)>>,
-    window: Window,
+    buffers: Arc<Buffers>,
     mut stopped: watch::Receiver<bool>,
 ) where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -121,6 +122,8 @@ async fn connection<T, S>(
     S::Future: Send,
 {
     let Ok((stream, service)) = accepting.await else { return };
+    // Only now: who has not shown itself takes nothing of the budget.
+    let window = buffers.take();
     let builder = builder(window.bytes());
     let serving = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
     tokio::pin!(serving);
@@ -139,6 +142,7 @@ fn told(served: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
     }
 }
 
+/// A stream may be as far ahead as `window`, and small requests find room beside one that is.
 fn builder(window: u32) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_WAIT);
@@ -146,7 +150,7 @@ fn builder(window: u32) -> Builder<TokioExecutor> {
         .http2()
         .timer(TokioTimer::new())
         .initial_stream_window_size(window)
-        .initial_connection_window_size(window)
+        .initial_connection_window_size(window + WINDOW_MIN)
         .max_frame_size(FRAME_MAX)
         .keep_alive_interval(Some(KEEP_ALIVE))
         .keep_alive_timeout(KEEP_ALIVE);

@@ -13,9 +13,10 @@ const AT_ONCE_MIN: usize = 16;
 
 /// Syncs files of one folder that are written after it was opened.
 ///
-/// One call syncs the whole file system where that tells of every write that failed since the
-/// folder was opened (ext4, xfs and btrfs from Linux 5.8 on, syncfs(2)). It tells once, so whoever
-/// writes opens one of its own, and trusts nothing more after an error.
+/// Many are written out, each telling what failed, and then made durable by one sync of the whole
+/// file system, where that tells of every write that failed since the folder was opened (ext4, xfs
+/// and btrfs from Linux 5.17 on, syncfs(2)). It tells once, so whoever writes opens one of its own,
+/// and trusts nothing more after an error.
 pub struct Syncer {
     path: PathBuf,
     folder: File,
@@ -32,19 +33,23 @@ impl Syncer {
     /// Makes whole files durable, with their names; after an error none of them may be trusted.
     pub fn sync(&self, files: &[PathBuf]) -> io::Result<()> {
         match self.tells && files.len() >= AT_ONCE_MIN {
-            true => platform::sync_all_of(&self.folder)?,
-            false => one_by_one(files)?,
+            true => {
+                one_by_one(files, platform::write_out)?;
+                platform::sync_all_of(&self.folder)?;
+            }
+            false => one_by_one(files, platform::sync)?,
         }
         platform::sync_folder(&self.path)
     }
 }
 
-fn one_by_one(files: &[PathBuf]) -> io::Result<()> {
+fn one_by_one(files: &[PathBuf], f: impl Fn(&File) -> io::Result<()> + Sync) -> io::Result<()> {
     let per_thread = files.len().div_ceil(THREADS).max(1);
-    let sync = |part: &[PathBuf]| part.iter().try_for_each(|f| platform::sync(&File::open(f)?));
+    let sync = |part: &[PathBuf]| part.iter().try_for_each(|p| f(&File::open(p)?));
     if let [one] = files {
         return sync(std::slice::from_ref(one));
     }
+    let sync = &sync;
     std::thread::scope(|scope| {
         let threads: Vec<_> =
             files.chunks(per_thread).map(|part| scope.spawn(move || sync(part))).collect();

@@ -94,7 +94,8 @@ impl Durability {
     pub fn file(&self, file: &File) -> io::Result<Assured> {
         match self {
             Self::EachFile => platform::sync_if_known(file),
-            Self::AtOnce(_) => Ok(Assured::Yes),
+            // What the sync of the whole does not tell of is told here.
+            Self::AtOnce(_) => platform::write_out(file).map(|()| Assured::Yes),
         }
     }
 

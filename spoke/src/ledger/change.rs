@@ -43,6 +43,11 @@ pub struct Applied {
     pub lines: Vec<OutcomeLine>,
 }
 
+/// By the index of what is open: a search by the bundle would read every row.
+pub(super) const GIVE_BACK: &str =
+    "UPDATE files INDEXED BY files_open SET state = 'pending', bundle_id = NULL, since = ?3
+     WHERE hub_id = ?1 AND bundle_id = ?2 AND state = 'in_flight' AND state <> 'synced'";
+
 /// The partition key of a file whose path names no time: after all that do.
 const NO_PARTITION_MS: i64 = i64::MIN;
 
@@ -51,8 +56,10 @@ impl Ledger {
     pub fn recover(&mut self, now: Timestamp) -> Result<usize, Error> {
         self.transaction(|c| {
             c.execute(
-                "UPDATE files SET state = 'pending', bundle_id = NULL, since = ?1
-                 WHERE state = 'in_flight'",
+                "UPDATE files INDEXED BY files_open
+                 SET state = 'pending', bundle_id = NULL, since = ?1
+                 WHERE hub_id IN (SELECT hub_id FROM hubs) AND state = 'in_flight'
+                   AND state <> 'synced'",
                 [now.unix_ms()],
             )
         })
@@ -139,11 +146,7 @@ impl Ledger {
         now: Timestamp,
     ) -> Result<usize, Error> {
         self.transaction(|c| {
-            c.execute(
-                "UPDATE files SET state = 'pending', bundle_id = NULL, since = ?3
-                 WHERE hub_id = ?1 AND bundle_id = ?2 AND state = 'in_flight'",
-                params![hub_id.to_string(), bundle_id.to_string(), now.unix_ms()],
-            )
+            c.execute(GIVE_BACK, params![hub_id.to_string(), bundle_id.to_string(), now.unix_ms()])
         })
     }
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use barque_bundle::HubId;
-use rusqlite::{OptionalExtension as _, Row, params};
+use rusqlite::{Row, params};
 
 use super::{Ledger, StatRow, signed, unsigned};
 use crate::error::Error;
@@ -24,15 +24,8 @@ pub struct KnownRow {
     pub code: Option<String>,
 }
 
-macro_rules! select {
-    ($rest:literal) => {
-        concat!(
-            "SELECT path, size_bytes, mtime_ns, ctime_ns, inode, state, class, code
-             FROM files WHERE hub_id = ?1 AND ",
-            $rest
-        )
-    };
-}
+const KNOWN_FROM: &str = "SELECT path, size_bytes, mtime_ns, ctime_ns, inode, state, class, code
+     FROM files WHERE hub_id = ?1 AND path >= ?2 ORDER BY path LIMIT ?3";
 
 fn row(r: &Row<'_>) -> rusqlite::Result<KnownRow> {
     Ok(KnownRow {
@@ -49,8 +42,8 @@ fn row(r: &Row<'_>) -> rusqlite::Result<KnownRow> {
     })
 }
 
-/// Rows of one hub for a caller that asks for paths in their order; one that goes back is served by
-/// a search.
+/// Rows of one hub for a caller that asks for paths in their order; one that goes back begins anew
+/// there.
 pub struct KnownRows {
     hub: String,
     page: VecDeque<KnownRow>,
@@ -78,7 +71,9 @@ impl KnownRows {
     /// The row of a path. Rows that were written behind it since the walk came near may be missed.
     pub fn find(&mut self, ledger: &Ledger, path: &str) -> Result<Option<KnownRow>, Error> {
         if path <= self.last.as_str() {
-            return ledger.known(&self.hub, path);
+            // Names of a large folder come in several runs.
+            self.page.clear();
+            (self.is_end, self.limit, self.hits) = (false, PAGE_MIN, 0);
         }
         self.last.clear();
         self.last.push_str(path);
@@ -98,18 +93,8 @@ impl KnownRows {
 }
 
 impl Ledger {
-    fn known(&self, hub: &str, path: &str) -> Result<Option<KnownRow>, Error> {
-        self.connection
-            .prepare_cached(select!("path = ?2"))
-            .and_then(|mut s| s.query_row([hub, path], row).optional())
-            .map_err(self.wrap())
-    }
-
     fn known_from(&self, hub: &str, path: &str, limit: usize) -> Result<VecDeque<KnownRow>, Error> {
-        let mut statement = self
-            .connection
-            .prepare_cached(select!("path >= ?2 ORDER BY path LIMIT ?3"))
-            .map_err(self.wrap())?;
+        let mut statement = self.connection.prepare_cached(KNOWN_FROM).map_err(self.wrap())?;
         let rows = statement.query_map(params![hub, path, signed(limit as u64)], row);
         rows.and_then(Iterator::collect).map_err(self.wrap())
     }

@@ -269,8 +269,11 @@ fn a_page_of_pending_files_begins_where_the_last_one_ended() {
 #[test]
 fn what_is_open_is_counted_without_a_look_at_what_is_synced() {
     let dir = tempfile::tempdir().unwrap();
-    let plan = plan_of(&ledger(dir.path()), read::OPEN_TALLY, &["h"]);
-    assert!(plan.iter().any(|p| p.contains("USING INDEX files_open (hub_id=?")), "{plan:?}");
+    let ledger = ledger(dir.path());
+    for (sql, params) in [(read::OPEN_TALLY, &["h"][..]), (change::GIVE_BACK, &["h", "b", "1"])] {
+        let plan = plan_of(&ledger, sql, params);
+        assert!(plan.iter().any(|p| p.contains("USING INDEX files_open (hub_id=?")), "{plan:?}");
+    }
 }
 
 #[test]

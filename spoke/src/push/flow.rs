@@ -1,6 +1,7 @@
 //! Keeps the line busy while all goes well: pages are offered ahead, and the next bundle goes out
-//! while the hub settles those before it. One body goes at a time, so that a cut costs no more than
-//! it did. What breaks, and what has to go alone, is for [`super::send`].
+//! while the hub settles those before it. One body goes at a time, and few bytes wait for their
+//! answer: what the hub has not settled when a line is cut may go again. What breaks, and what has to
+//! go alone, is for [`super::send`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -14,7 +15,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 
-use super::pass::{PAGE, PAGE_FIRST, PAGE_USED_UP};
+use super::pass::{PAGE, PAGE_FIRST, PAGE_USED_UP, Taken};
 use super::{End, Event, Pass, Results, Stop};
 use crate::error::Error;
 use crate::hub_client::{CallError, Progress, Sent};
@@ -22,9 +23,11 @@ use crate::ledger::{FileRow, PageKey};
 use crate::plan::{self, Load};
 
 /// Bundles whose answers are waited for at once.
-const BUNDLES_MAX: usize = 8;
+const BUNDLES_MAX: usize = 5;
+/// The same in bytes, beside the one that goes: one bundle of the largest.
+const UNANSWERED_BYTES: u64 = plan::BUNDLE_BYTES_MAX;
 /// Pages that are offered and not answered at once, and loads that may wait behind them: a long line
-/// is filled from the first page on. With the bundles it is fewer than a hub takes of one spoke.
+/// is filled from the first page on. With the bundles it is as many as a hub takes of one spoke.
 const OFFERS_MAX: usize = 3;
 const LOADS_AHEAD: usize = 4;
 /// An answer that takes longer says that the line is slow: then calls go one after the other, so that
@@ -45,6 +48,8 @@ pub(super) struct Work {
     is_met: bool,
     /// An answer took so long that the line is full with one call.
     is_slow: bool,
+    /// The hub has said that it takes no more at once.
+    pub(super) is_single: bool,
 }
 
 impl Work {
@@ -57,6 +62,7 @@ impl Work {
             is_alone: false,
             is_met: false,
             is_slow: false,
+            is_single: false,
         }
     }
 }
@@ -192,16 +198,18 @@ impl Pass<'_> {
         let allowance = self.settings.allowance.clone();
         let deadline = allowance.over(Duration::ZERO);
         tokio::pin!(deadline);
+        let mut is_changed = true;
         loop {
-            if way.goes_on() {
+            if is_changed && way.goes_on() {
                 self.start(work, way, results)?;
             }
+            is_changed = true;
             if way.is_idle() || way.starts_over {
                 return Ok(());
             }
             tokio::select! {
                 biased;
-                Some(tell) = way.tells.recv() => self.hear(tell, way, results),
+                Some(tell) = way.tells.recv() => is_changed = self.hear(tell, way, results),
                 Some(done) = way.sending.next() => {
                     while let Ok(tell) = way.tells.try_recv() {
                         self.hear(tell, way, results);
@@ -219,13 +227,15 @@ impl Pass<'_> {
         }
     }
 
-    fn hear(&self, tell: Tell, way: &mut UnderWay, results: &mut Results) {
+    /// Takes note of what a body tells; true when the next one may go.
+    fn hear(&self, tell: Tell, way: &mut UnderWay, results: &mut Results) -> bool {
         match tell {
             Tell::Event(event) => {
                 results.moved(&event);
                 (self.events)(event);
+                false
             }
-            Tell::Whole(bundle_id) => drop(way.body.take_if(|b| *b == bundle_id)),
+            Tell::Whole(bundle_id) => way.body.take_if(|b| *b == bundle_id).is_some(),
         }
     }
 
@@ -238,10 +248,11 @@ impl Pass<'_> {
     ) -> Result<(), Stop> {
         // The first call alone finds out whether one connection takes several, and how fast it is.
         let offers_max = if work.is_met { OFFERS_MAX } else { 1 };
-        if work.is_slow && !way.is_idle() {
+        let one_by_one = work.is_slow || work.is_single;
+        if one_by_one && !way.is_idle() {
             return Ok(());
         }
-        let (offers_max, ahead) = if work.is_slow { (1, 1) } else { (offers_max, LOADS_AHEAD) };
+        let (offers_max, ahead) = if one_by_one { (1, 1) } else { (offers_max, LOADS_AHEAD) };
         while way.offers.len() < offers_max && work.waiting.len() < ahead {
             let Some(rows) = self.next_part(work, results)? else { break };
             way.offers_so_far += 1;
@@ -251,7 +262,10 @@ impl Pass<'_> {
         if self.bodies_end || self.is_used_up(results) {
             work.waiting.clear();
         }
-        let is_full = way.bundles.len() >= BUNDLES_MAX || (work.is_slow && !way.offers.is_empty());
+        let unanswered: u64 = way.bundles.values().flatten().map(|r| r.stat.size_bytes).sum();
+        let is_full = way.bundles.len() >= BUNDLES_MAX
+            || unanswered > UNANSWERED_BYTES
+            || (one_by_one && !way.offers.is_empty());
         if way.body.is_some() || work.is_alone || is_full {
             return Ok(());
         }
@@ -363,8 +377,13 @@ impl Pass<'_> {
                 match *answer {
                     Ok((response, receipt)) => {
                         work.is_met = true;
-                        let end = self.take_offer(&request, &response, &receipt, results)?;
-                        way.starts_over |= end == End::StartOver;
+                        match self.take_offer(&request, &response, &receipt, results)? {
+                            Taken::Overtaken => {
+                                work.parts.push_front(rows);
+                                return Ok(());
+                            }
+                            Taken::As(end) => way.starts_over |= end == End::StartOver,
+                        }
                         let missing = self.missing_of(&rows, response);
                         let bytes =
                             |r: &[FileRow]| r.iter().map(|r| r.stat.size_bytes).sum::<u64>();

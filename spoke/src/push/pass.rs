@@ -56,6 +56,14 @@ enum Offered {
     TooLarge,
 }
 
+/// What an answer to an offer meant.
+pub(super) enum Taken {
+    As(End),
+    /// A number that was given out since came to the hub before it, so that the hub has recorded
+    /// nothing of the offer: it is made again.
+    Overtaken,
+}
+
 /// The part of a pass that talks to the hub.
 pub(super) struct Pass<'a> {
     pub(super) client: Arc<HubClient>,
@@ -259,7 +267,9 @@ impl Pass<'_> {
         rows: &[FileRow],
         results: &mut Results,
     ) -> Result<(Vec<FileRow>, End), Stop> {
-        let mut pages: VecDeque<&[FileRow]> = plan::pages(rows, self.body_max()).into();
+        let body_max = self.body_max();
+        let mut pages: VecDeque<&[FileRow]> =
+            rows.chunks(PAGE).flat_map(|page| plan::pages(page, body_max)).collect();
         let mut missing = Vec::new();
         while let Some(page) = pages.pop_front() {
             let entries: Vec<Entry> = page.iter().filter_map(FileRow::entry).collect();
@@ -408,8 +418,10 @@ impl Pass<'_> {
             };
             match answer {
                 Ok((response, receipt)) => {
-                    let end = self.take_offer(&request, &response, &receipt, results)?;
-                    return Ok(Offered::Answer(Box::new(response), end));
+                    match self.take_offer(&request, &response, &receipt, results)? {
+                        Taken::Overtaken => {}
+                        Taken::As(end) => return Ok(Offered::Answer(Box::new(response), end)),
+                    }
                 }
                 Err(e) if self.is_too_large(&e) => return Ok(Offered::TooLarge),
                 Err(e) => self.link_fault(e).await?,
@@ -424,7 +436,7 @@ impl Pass<'_> {
         response: &ReconcileResponse,
         receipt: &Receipt,
         results: &mut Results,
-    ) -> Result<End, Error> {
+    ) -> Result<Taken, Error> {
         self.faults = 0;
         self.body_answered()?;
         self.renew_budget()?;
@@ -432,14 +444,18 @@ impl Pass<'_> {
         if let Some(newer) = response.forked {
             results.is_forked = true;
             self.ledger.replace_newer(self.hub_id(), newer, self.new_series())?;
-            return Ok(End::StartOver);
+            return Ok(Taken::As(End::StartOver));
         }
         if response.seen > request.seq_head {
+            let now = self.hub_row()?;
+            if now.series == request.series && response.seen <= now.seq_head {
+                return Ok(Taken::Overtaken);
+            }
             self.open_series(request)?;
-            return Ok(End::StartOver);
+            return Ok(Taken::As(End::StartOver));
         }
         self.ledger.mark_told(self.hub_id(), request.series, &request.voids)?;
-        self.take_answer(request.seen_position, response, receipt, results)
+        self.take_answer(request.seen_position, response, receipt, results).map(Taken::As)
     }
 
     pub(super) fn request(&self, entries: &[Entry]) -> Result<ReconcileRequest, Error> {

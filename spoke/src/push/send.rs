@@ -108,6 +108,7 @@ impl Pass<'_> {
                 self.client.try_another_address();
             }
             work.is_alone = true;
+            work.is_single |= matches!(&error, CallError::Refused(p) if p.status == 429);
             self.pause(&error, self.breaks_in_a_row).await;
         }
         let Some(missing) = self.what_is_left(&rows, results).await? else {
