@@ -10,7 +10,8 @@ use std::os::fd::AsRawFd as _;
 /// too, as fsync(2) would; without a commit of the journal and without a flush of the disk's cache
 /// (sync_file_range(2)). What makes it durable comes behind.
 ///
-/// A sync of the whole file system does not tell of blocks that could not be allocated on ext4: its
+/// Where the system does not let the call through (ENOSYS, EPERM: a sandbox), it is an fsync, which
+/// does more. A sync of the whole file system does not tell of blocks that could not be allocated on ext4: its
 /// write-out keeps that to itself.
 pub fn write_out(file: &File) -> io::Result<()> {
     const ALL: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
@@ -19,7 +20,10 @@ pub fn write_out(file: &File) -> io::Result<()> {
     // SAFETY: it takes numbers alone, and the descriptor is open as long as `file` is borrowed.
     match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, ALL) } {
         0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+        _ => match io::Error::last_os_error() {
+            e if matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => super::sync(file),
+            e => Err(e),
+        },
     }
 }
 

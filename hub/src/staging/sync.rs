@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use barque_bundle::platform;
 
-/// Threads that sync the files of a group, where each needs a sync of its own.
+/// Threads that write out, or sync, the files of a group.
 const THREADS: usize = 8;
 /// Fewer files are cheaper one by one, and do not wait for what others write to the disk.
 const AT_ONCE_MIN: usize = 16;
@@ -35,7 +35,13 @@ impl Syncer {
         match self.tells && files.len() >= AT_ONCE_MIN {
             true => {
                 one_by_one(files, platform::write_out)?;
-                platform::sync_all_of(&self.folder)?;
+                match platform::sync_all_of(&self.folder) {
+                    // The system does not let the call through: as where it tells nothing.
+                    Err(e) if e.kind() == io::ErrorKind::Unsupported => {
+                        one_by_one(files, platform::sync)?;
+                    }
+                    synced => synced?,
+                }
             }
             false => one_by_one(files, platform::sync)?,
         }
