@@ -126,7 +126,7 @@ mod tests {
         let mut rows = KnownRows::new(hub);
         let mut find = |n: i64| rows.find(&ledger, &path(n)).unwrap().map(|r| r.stat.size_bytes);
         let expected = |n: i64| has(n).then_some(n.unsigned_abs());
-        for n in (0..7_000).filter(|n| n % 7 != 3).chain([5, 4_500, 1_500, 6_999]) {
+        for n in (0..7_000).filter(|n| n % 7 != 3).chain([5, 2, 4_500, 1_500, 6_999]) {
             assert_eq!(find(n), expected(n).filter(|_| n < 6_000), "{n}");
         }
     }
