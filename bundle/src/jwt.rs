@@ -4,6 +4,8 @@
 //! after `iat`), and what it is for: method, path, and the body's digest or the header's
 //! `entries_digest`. A stolen token is good for that one request, and redelivery is a no-op (D2).
 
+mod eddsa;
+
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Validation};
 use serde::{Deserialize, Serialize};
 
@@ -85,6 +87,7 @@ impl JwtError {
 
 /// The signed token for one request, valid from `now` for the longest life.
 pub fn sign(key: &SecretKey, claims: &Claims) -> String {
+    eddsa::install();
     let mut header = jsonwebtoken::Header::new(Algorithm::EdDSA);
     header.kid = Some(key.public().key_id().to_string());
     let encoding = EncodingKey::from_ed_der(&key.to_pkcs8());
@@ -110,6 +113,7 @@ pub struct Request<'a> {
 
 /// The claims, once signature, hub, request and time hold; the caller compares `dig` and `sub`.
 pub fn verify(token: &str, key: &PublicKey, request: &Request<'_>) -> Result<Claims, JwtError> {
+    eddsa::install();
     let mut validation = Validation::new(Algorithm::EdDSA);
     validation.validate_exp = false;
     validation.validate_aud = false;
@@ -204,6 +208,11 @@ mod tests {
         };
         assert_eq!(verify(&token, &key.public(), &request), Err(JwtError::BadSignature));
         assert_eq!(key_id("eyJhbGciOiJub25lIn0.e30."), Err(JwtError::Malformed));
+        // {"alg":"HS256"}: the public key would be its secret.
+        let (_, rest) = token.split_once('.').unwrap();
+        let forged = format!("eyJhbGciOiJIUzI1NiJ9.{rest}");
+        assert_eq!(key_id(&forged), Err(JwtError::Malformed));
+        assert_eq!(verify(&forged, &key.public(), &request), Err(JwtError::Malformed));
         assert_eq!(key_id("x"), Err(JwtError::Malformed));
     }
 }

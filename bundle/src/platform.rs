@@ -126,17 +126,14 @@ impl Root {
         }
     }
 
-    /// Asks the system to begin reading a file that is read soon; what cannot be read is found then.
-    #[cfg(target_os = "linux")]
-    pub fn read_ahead(&self, relative: &str) {
-        if let Ok(file) = self.open_regular(relative) {
-            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed);
-        }
+    /// [`Root::open_with_metadata`] of a file that is read soon, which the system is asked to begin
+    /// with; none where it cannot be opened.
+    pub fn read_ahead(&self, relative: &str) -> Option<(File, fs::Metadata)> {
+        let opened = self.open_with_metadata(relative).ok()?;
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(&opened.0, 0, None, rustix::fs::Advice::WillNeed);
+        Some(opened)
     }
-
-    /// [`Root::read_ahead`], where the system has no such call.
-    #[cfg(not(target_os = "linux"))]
-    pub fn read_ahead(&self, _relative: &str) {}
 
     /// The metadata of what stands there, without opening it.
     pub fn metadata(&self, relative: &str) -> io::Result<fs::Metadata> {

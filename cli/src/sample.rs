@@ -1,16 +1,18 @@
 //! Plausible sensor Parquet: several measurements, hours, row groups, zstd and snappy.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray, TimestampMicrosecondArray};
-use arrow_schema::{DataType, Field, Schema, TimeUnit};
 use barque_bundle::ByteSize;
-use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
+use parquet::data_type::{ByteArray, ByteArrayType, DataType, DoubleType, Int64Type};
 use parquet::file::properties::WriterProperties;
+use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use parquet::schema::parser::parse_message_type;
+use parquet::schema::types::Type;
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 use serde::Serialize;
@@ -88,13 +90,10 @@ fn write_file(
 ) -> anyhow::Result<()> {
     let (database, measurement, _) = SERIES[file.series];
     let folder = dir.join(hour_folder(database, measurement, file.hour));
-    let batch = batch(file, random)?;
-    let properties = WriterProperties::builder()
-        .set_compression(codec)
-        .set_max_row_group_row_count(Some(group_rows as usize))
-        .build();
+    let groups = groups(file, group_rows, random);
+    let properties = WriterProperties::builder().set_compression(codec).build();
     let path = folder.join(&file.name);
-    store(&path, &batch, 1, properties)?;
+    store(&path, &groups, 1, properties)?;
     written.files += 1;
     written.rows += u64::from(file.rows);
     written.bytes += fs::metadata(&path)?.len();
@@ -110,7 +109,7 @@ fn write_large(
 ) -> anyhow::Result<()> {
     const GROUP_ROWS: u32 = 131_072;
     let file = Sensor { series: 3, hour: 0, rows: GROUP_ROWS, name: "large.parquet".to_owned() };
-    let batch = batch(&file, random)?;
+    let groups = groups(&file, GROUP_ROWS, random);
     // Plain encoding: time and three numbers of eight bytes, and a text of nine behind its length.
     let repeats = size.0.div_ceil(u64::from(GROUP_ROWS) * (4 * 8 + 4 + 9));
     let (database, measurement, _) = SERIES[file.series];
@@ -118,9 +117,8 @@ fn write_large(
     let properties = WriterProperties::builder()
         .set_compression(Compression::UNCOMPRESSED)
         .set_dictionary_enabled(false)
-        .set_max_row_group_row_count(Some(GROUP_ROWS as usize))
         .build();
-    store(&path, &batch, repeats, properties)?;
+    store(&path, &groups, repeats, properties)?;
     written.files += 1;
     written.rows += u64::from(GROUP_ROWS) * repeats;
     written.bytes += fs::metadata(&path)?.len();
@@ -130,7 +128,7 @@ fn write_large(
 /// Written under a hidden name and renamed, as a careful writer does.
 fn store(
     path: &Path,
-    batch: &RecordBatch,
+    groups: &[Group],
     repeats: u64,
     properties: WriterProperties,
 ) -> anyhow::Result<()> {
@@ -140,40 +138,75 @@ fn store(
     let temporary = folder.join(format!(".{name}.writing"));
     let file = File::create(&temporary)
         .with_context(|| format!("cannot write {}", temporary.display()))?;
-    let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties))?;
+    let schema = Arc::new(groups.first().context("a file has rows")?.schema()?);
+    let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties))?;
     for _ in 0..repeats {
-        writer.write(batch)?;
+        groups.iter().try_for_each(|group| group.write(&mut writer))?;
     }
     writer.close()?;
     fs::rename(&temporary, path).with_context(|| format!("cannot name {}", path.display()))
 }
 
-fn batch(file: &Sensor, random: &mut SmallRng) -> anyhow::Result<RecordBatch> {
+/// One row group: column by column.
+struct Group {
+    times: Vec<i64>,
+    devices: Vec<ByteArray>,
+    numbers: Vec<(&'static str, Vec<f64>)>,
+}
+
+impl Group {
+    fn schema(&self) -> anyhow::Result<Type> {
+        let mut message = "message sample {
+            required int64 time (TIMESTAMP(MICROS, true));
+            required binary device (STRING);"
+            .to_owned();
+        for (name, _) in &self.numbers {
+            message += &format!(" required double {name};");
+        }
+        Ok(parse_message_type(&format!("{message} }}"))?)
+    }
+
+    fn write(&self, writer: &mut SerializedFileWriter<File>) -> anyhow::Result<()> {
+        let mut group = writer.next_row_group()?;
+        write_column::<Int64Type>(&mut group, &self.times)?;
+        write_column::<ByteArrayType>(&mut group, &self.devices)?;
+        for (_, numbers) in &self.numbers {
+            write_column::<DoubleType>(&mut group, numbers)?;
+        }
+        group.close()?;
+        Ok(())
+    }
+}
+
+fn write_column<T: DataType>(
+    group: &mut SerializedRowGroupWriter<'_, File>,
+    values: &[T::T],
+) -> anyhow::Result<()> {
+    let mut column = group.next_column()?.context("the schema has this column")?;
+    column.typed::<T>().write_batch(values, None, None)?;
+    column.close()?;
+    Ok(())
+}
+
+/// The rows of a file in groups of so many at the most.
+fn groups(file: &Sensor, group_rows: u32, random: &mut SmallRng) -> Vec<Group> {
     let (_, _, columns) = SERIES[file.series];
-    let utc: Arc<str> = "UTC".into();
-    let mut fields = vec![
-        Field::new(
-            "time",
-            DataType::Timestamp(TimeUnit::Microsecond, Some(Arc::clone(&utc))),
-            false,
-        ),
-        Field::new("device", DataType::Utf8, false),
-    ];
     let start = (START_S + file.hour * 3600) * 1_000_000;
     let step = 3_600_000_000 / i64::from(file.rows.max(1));
-    let times = (0..i64::from(file.rows)).map(|i| start + i * step);
-    let devices = (0..file.rows).map(|i| format!("device-{:02}", i % 7));
-    let mut arrays: Vec<ArrayRef> = vec![
-        Arc::new(TimestampMicrosecondArray::from_iter_values(times).with_timezone(utc)),
-        Arc::new(StringArray::from_iter_values(devices)),
-    ];
-    for (i, name) in columns.iter().enumerate() {
-        fields.push(Field::new(*name, DataType::Float64, false));
-        let base = 20.0 * (i + 1) as f64;
-        let values = (0..file.rows).map(|_| base + random.random::<f64>());
-        arrays.push(Arc::new(Float64Array::from_iter_values(values)));
-    }
-    Ok(RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays)?)
+    let numbers = |rows: &Range<u32>, base: f64, random: &mut SmallRng| {
+        rows.clone().map(|_| base + random.random::<f64>()).collect()
+    };
+    let firsts = (0..file.rows).step_by(group_rows as usize);
+    let ranges = firsts.map(|first| first..file.rows.min(first.saturating_add(group_rows)));
+    ranges
+        .map(|rows| Group {
+            times: rows.clone().map(|i| start + i64::from(i) * step).collect(),
+            devices: rows.clone().map(|i| format!("device-{:02}", i % 7).as_str().into()).collect(),
+            numbers: (columns.iter().enumerate())
+                .map(|(i, name)| (*name, numbers(&rows, 20.0 * (i + 1) as f64, random)))
+                .collect(),
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -251,7 +251,8 @@ fn sort(
     entries: Vec<WireEntry>,
 ) -> Result<Sorted, Error> {
     let mut sorted = Sorted::default();
-    let mut seen = std::collections::BTreeSet::new();
+    let numbers = query::numbers(c, spoke, series, entries.iter().map(|e| e.seq))?;
+    let mut seen = HashSet::with_capacity(entries.len());
     for entry in entries {
         let refuse = |code: &str, detail: String| RefusedLine {
             path: entry.path.clone(),
@@ -284,8 +285,11 @@ fn sort(
         let row = query::lookup(c, landed.as_str())?;
         // A ledger that went back in time gives numbers out twice, and may have caught up since.
         sorted.has_clash |= match &row {
-            None => query::is_answered(c, spoke, series, entry.seq)?,
-            Some(_) => query::is_of_another(c, spoke, (series, entry.seq), landed.as_str())?,
+            None => numbers.is_answered(entry.seq),
+            Some(row) => {
+                let is_its_own = (row.series, row.seq) == (series, entry.seq);
+                numbers.files(entry.seq) > u64::from(is_its_own)
+            }
         };
         let Some(row) = row else {
             sorted.missing.push(entry.path);

@@ -1,5 +1,6 @@
 //! A look at one file: is it whole, and what is its digest? Nothing is changed.
 
+use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
 use std::time::Duration;
 
@@ -34,7 +35,12 @@ pub enum Looked {
 
 /// Reads the file once: door rule, then digest, with its stat compared before and after.
 pub fn look(root: &Root, path: &str) -> Looked {
-    try_look(root, path).unwrap_or_else(|e| match e.kind() {
+    look_at(root, path, None)
+}
+
+/// [`look`], at a file that may be open already, and what it was when it was opened.
+pub fn look_at(root: &Root, path: &str, opened: Option<(File, Metadata)>) -> Looked {
+    try_look(root, path, opened).unwrap_or_else(|e| match e.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput => {
             Looked::Gone
         }
@@ -43,14 +49,17 @@ pub fn look(root: &Root, path: &str) -> Looked {
     })
 }
 
-fn try_look(root: &Root, path: &str) -> io::Result<Looked> {
-    let (mut file, metadata) = root.open_with_metadata(path)?;
+fn try_look(root: &Root, path: &str, opened: Option<(File, Metadata)>) -> io::Result<Looked> {
+    let (mut file, metadata) = match opened {
+        Some(opened) => opened,
+        None => root.open_with_metadata(path)?,
+    };
     let stat = StatRow::of(&metadata);
     let (judged, digest) = match stat.size_bytes <= IN_MEMORY_BYTES {
         true => read_small(file.by_ref(), stat.size_bytes)?,
         false => read_large(&mut file)?,
     };
-    let is_still = |m: io::Result<std::fs::Metadata>| m.map(|m| StatRow::of(&m) == stat);
+    let is_still = |m: io::Result<Metadata>| m.map(|m| StatRow::of(&m) == stat);
     if !is_still(file.metadata())? || !is_still(root.metadata(path))? {
         return Ok(Looked::Moving);
     }

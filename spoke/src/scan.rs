@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::edge::Edge;
 use crate::error::Error;
 use crate::ledger::{Change, KnownRow, KnownRows, Ledger, StatRow};
-use crate::look::{Looked, lies_still, look};
+use crate::look::{Looked, lies_still, look_at};
 use crate::plan::{self, Look, State, Step};
 use crate::priority::Priorities;
 use crate::push::Event;
@@ -138,6 +138,7 @@ impl Scanner<'_> {
             written: Instant::now(),
             youngest: Instant::now(),
             known: KnownRows::new(self.hub_id),
+            met: Vec::new(),
             has_other_hubs: false,
             scanner: self,
         };
@@ -149,6 +150,7 @@ impl Scanner<'_> {
         run.look_at_next()?;
         run.look_again()?;
         run.write()?;
+        run.write_met()?;
         Ok(run.report)
     }
 }
@@ -172,6 +174,8 @@ struct Run<'a> {
     /// When the last young file was seen.
     youngest: Instant,
     known: KnownRows,
+    /// Files that were met as pending or exported and are still to be noted.
+    met: Vec<FilePath>,
     has_other_hubs: bool,
 }
 
@@ -274,15 +278,25 @@ impl Run<'_> {
             State::Skipped => self.report.skip(path.as_str(), code.unwrap_or("skipped")),
             State::Pending | State::InFlight => {
                 self.report.count(State::Pending);
-                self.scanner.ledger.add_met(path)?;
+                self.meet(path)?;
             }
             State::Exported => {
                 self.report.count(state);
-                self.scanner.ledger.add_met(path)?;
+                self.meet(path)?;
             }
             other => self.report.count(other),
         }
         Ok(())
+    }
+
+    /// Notes that this file was met, together with others.
+    fn meet(&mut self, path: &FilePath) -> Result<(), Error> {
+        self.met.push(path.clone());
+        if self.met.len() < BATCH { Ok(()) } else { self.write_met() }
+    }
+
+    fn write_met(&mut self) -> Result<(), Error> {
+        self.scanner.ledger.add_met(&std::mem::take(&mut self.met))
     }
 
     /// Looks at a file together with some that come next.
@@ -299,17 +313,18 @@ impl Run<'_> {
         let next = std::mem::take(&mut self.next);
         self.next_bytes = 0;
         let source = self.scanner.source;
-        if next.len() > 1 {
-            next.iter().for_each(|n| source.read_ahead(n.path.as_str()));
-        }
+        // All are asked of the disk before the first is read.
+        let is_alone = next.len() < 2;
+        let ahead = |n: &Next| if is_alone { None } else { source.read_ahead(n.path.as_str()) };
+        let opened: Vec<_> = next.iter().map(ahead).collect();
         let mut known = Vec::with_capacity(next.len());
         for n in &next {
             known.push(self.digest_for_another(n)?);
         }
-        let look = |(n, known): (&Next, Option<Looked>)| {
-            known.unwrap_or_else(|| look(source, n.path.as_str()))
+        let look = |((n, known), opened): ((&Next, Option<Looked>), _)| {
+            known.unwrap_or_else(|| look_at(source, n.path.as_str(), opened))
         };
-        let looked = side_by_side(next.iter().zip(known).collect(), look);
+        let looked = side_by_side(next.iter().zip(known).zip(opened).collect(), look);
         next.into_iter().zip(looked).try_for_each(|(n, looked)| self.take(n, looked))
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use barque_bundle::Sha256Digest;
 
+use crate::page::{Page, tell};
 use crate::process::{Hub, Spoke, barque, held, json, wait_for, write_out};
 use crate::stats::Sorted;
 use crate::tree::{parquet, relative};
@@ -18,11 +19,12 @@ const A_PASS: u64 = 20;
 
 /// Files of 4 KiB acknowledged a second by one node and by three, in turns: a spoke at each node, or
 /// all at the one.
-pub fn acks(files: u64, rounds: u64) {
-    println!(
+pub fn acks(page: &mut Page, files: u64, rounds: u64) {
+    tell!(
+        page,
         "\n{SPOKES} spokes at once, {files} files of 4 KiB in all; files acknowledged a second"
     );
-    println!("\n| nodes | median | min | max |\n|---|---|---|---|");
+    tell!(page, "\n| nodes | median | min | max |\n|---|---|---|---|");
     let root = tempfile::tempdir_in(".").unwrap();
     let mut rates: [Vec<f64>; 2] = Default::default();
     for round in 0..rounds {
@@ -58,9 +60,9 @@ pub fn acks(files: u64, rounds: u64) {
     }
     let [one, three] = rates.map(Sorted::of);
     for (nodes, r) in [(1, &one), (3, &three)] {
-        println!("| {nodes} | {:.0} | {:.0} | {:.0} |", r.median(), r.min(), r.max());
+        tell!(page, "| {nodes} | {:.0} | {:.0} | {:.0} |", r.median(), r.min(), r.max());
     }
-    println!("\nthree over one: {:.2}", three.median() / one.median());
+    tell!(page, "\nthree over one: {:.2}", three.median() / one.median());
 }
 
 /// One pass: when it began and ended, and the files that the hub answered for.
@@ -131,8 +133,8 @@ impl<'a> Loader<'a> {
 
 /// Kills the leader again and again while spokes push: how long until the next acknowledgement, and
 /// whether everything is there at the end.
-pub fn kills(times: u64) {
-    println!("\nthe leader of three nodes killed (-9) {times} times under load");
+pub fn kills(page: &mut Page, times: u64) {
+    tell!(page, "\nthe leader of three nodes killed (-9) {times} times under load");
     let root = tempfile::tempdir_in(".").unwrap();
     let mut hub = Hub::new(root.path(), 3);
     let spokes: Vec<Spoke> = (0..2).map(|n| hub.spoke(&format!("s{n}"))).collect();
@@ -159,12 +161,14 @@ pub fn kills(times: u64) {
     let files = complete(&hub, &loaders);
     let in_time = waits.iter().filter(|s| **s <= 4.0).count();
     let waits = Sorted::of(waits);
-    println!(
+    tell!(
+        page,
         "\n| kills | next acknowledgement s, median | p90 | max | within 4 s | acknowledged, all \
          there | files, all there in the end |"
     );
-    println!("|---|---|---|---|---|---|---|");
-    println!(
+    tell!(page, "|---|---|---|---|---|---|---|");
+    tell!(
+        page,
         "| {} | {:.2} | {:.2} | {:.2} | {in_time} | {acked} | {files} |",
         waits.count(),
         waits.median(),
@@ -218,8 +222,11 @@ fn complete(hub: &Hub, loaders: &[Loader]) -> usize {
 }
 
 /// Pushes to the leader alone, and while a follower imports a drive of many small files.
-pub fn fairness(files: u64) {
-    println!("\npushes of {A_PASS} files to the leader beside an import of {files} files of 4 KiB");
+pub fn fairness(page: &mut Page, files: u64) {
+    tell!(
+        page,
+        "\npushes of {A_PASS} files to the leader beside an import of {files} files of 4 KiB"
+    );
     let root = tempfile::tempdir_in(".").unwrap();
     let hub = Hub::new(root.path(), 3);
     let island = hub.spoke("island");
@@ -251,16 +258,18 @@ pub fn fairness(files: u64) {
         let beside = loader.within(import, ended);
         (alone, beside, ended - import)
     });
-    println!("\n| | files a second | pass s, median | p99 | passes |\n|---|---|---|---|---|");
+    tell!(page, "\n| | files a second | pass s, median | p99 | passes |\n|---|---|---|---|---|");
     for (what, (passes, rate)) in [("alone", &alone), ("beside the import", &beside)] {
-        println!(
+        tell!(
+            page,
             "| {what} | {rate:.0} | {:.3} | {:.3} | {} |",
             passes.median(),
             passes.percentile(99),
             passes.count()
         );
     }
-    println!(
+    tell!(
+        page,
         "\nrate kept: {:.2}; p99 grew {:.2} times; the import took {:.1} s",
         beside.1 / alone.1,
         beside.0.percentile(99) / alone.0.percentile(99),

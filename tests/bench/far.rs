@@ -8,37 +8,43 @@ use std::time::Duration;
 
 use crate::first::push_at;
 use crate::link::{Line, Link};
+use crate::page::{Page, tell};
 use crate::peer::{self, Rclone, Rsync};
 use crate::process::{Hub, wait_for};
 use crate::race::{Contender, Cost, median_of, race, table};
 use crate::tree::Tree;
 
 /// 100 ms and 50 Mbit/s.
-pub fn narrow(files: u64, rounds: usize) {
-    println!("\n{files} files of 16 KiB over a line of 100 ms and 50 Mbit/s\n");
+pub fn narrow(page: &mut Page, files: u64, rounds: usize) {
+    tell!(page, "\n{files} files of 16 KiB over a line of 100 ms and 50 Mbit/s\n");
     let line = Line {
         round_trip: Duration::from_millis(100),
         bits_per_second: Some(50e6),
         cut_every: None,
     };
-    let standings = over(line, files, 16 << 10, rounds);
+    let standings = over(page, line, (files, 16 << 10), rounds);
     let raw = median_of(&standings, RAW);
-    println!("Barque over the raw stream: {:.2}", standings[0].seconds.median() / raw);
+    tell!(page, "Barque over the raw stream: {:.2}", standings[0].seconds.median() / raw);
 }
 
 /// 600 ms without a pace.
-pub fn long(files: u64, rounds: usize) {
-    println!("\n{files} files of 4 KiB over a line of 600 ms\n");
+pub fn long(page: &mut Page, files: u64, rounds: usize) {
+    tell!(page, "\n{files} files of 4 KiB over a line of 600 ms\n");
     let round_trip = Duration::from_millis(600);
     let line = Line { round_trip, bits_per_second: None, cut_every: None };
-    let standings = over(line, files, 4 << 10, rounds);
+    let standings = over(page, line, (files, 4 << 10), rounds);
     let beyond = standings[0].seconds.median() - median_of(&standings, RAW);
-    println!("round trips beyond the raw stream: {:.1}", beyond / round_trip.as_secs_f64());
+    tell!(page, "round trips beyond the raw stream: {:.1}", beyond / round_trip.as_secs_f64());
 }
 
 const RAW: &str = "raw TCP";
 
-fn over(line: Line, files: u64, size: usize, rounds: usize) -> Vec<crate::race::Standing> {
+fn over(
+    page: &mut Page,
+    line: Line,
+    (files, size): (u64, usize),
+    rounds: usize,
+) -> Vec<crate::race::Standing> {
     let root = tempfile::tempdir_in(".").unwrap();
     let root = std::fs::canonicalize(root.path()).unwrap();
     let tree = &Tree::make(&root.join("source"), files, size);
@@ -58,7 +64,7 @@ fn over(line: Line, files: u64, size: usize, rounds: usize) -> Vec<crate::race::
     }
     all.push(Contender::new(RAW, rounds, |_| raw(tree, line)));
     let standings = race(all);
-    println!("{}", table(&standings, files, tree.bytes()));
+    tell!(page, "{}", table(&standings, files, tree.bytes()));
     standings
 }
 
@@ -84,8 +90,8 @@ fn raw(tree: &Tree, line: Line) -> Cost {
 }
 
 /// A line that is cut every five seconds: bytes that went up, over those of the files.
-pub fn cuts(files: u64) {
-    println!("\n{files} files of 64 KiB over a line of 20 Mbit/s that is cut every 5 s\n");
+pub fn cuts(page: &mut Page, files: u64) {
+    tell!(page, "\n{files} files of 64 KiB over a line of 20 Mbit/s that is cut every 5 s\n");
     let line = Line {
         round_trip: Duration::from_millis(20),
         bits_per_second: Some(20e6),
@@ -104,5 +110,5 @@ pub fn cuts(files: u64) {
     });
     #[expect(clippy::cast_precision_loss, reason = "for people")]
     let share = link.bytes_up() as f64 / tree.bytes();
-    println!("{passes} passes; bytes that went up over those of the files: {share:.3}");
+    tell!(page, "{passes} passes; bytes that went up over those of the files: {share:.3}");
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::limit;
+use crate::page::{Page, tell};
 use crate::peer::{self, Rclone, Rsync};
 use crate::process::Hub;
 use crate::race::{Contender, Cost, race, say, table};
@@ -18,8 +19,8 @@ pub struct Work {
 }
 
 /// Barque beside the others: all read the same tree, each run writes to new folders.
-pub fn run(work: &Work) {
-    println!("\nfirst push of {} files of {} KiB\n", work.files, work.size / 1024);
+pub fn run(page: &mut Page, work: &Work) {
+    tell!(page, "\nfirst push of {} files of {} KiB\n", work.files, work.size / 1024);
     let root = tempfile::tempdir_in(".").unwrap();
     let root = std::fs::canonicalize(root.path()).unwrap();
     let tree = Tree::make(&root.join("source"), work.files, work.size);
@@ -52,7 +53,7 @@ pub fn run(work: &Work) {
     }
     all.extend(limits(tree, root, often));
     let standings = race(all);
-    println!("{}", table(&standings, work.files, tree.bytes()));
+    tell!(page, "{}", table(&standings, work.files, tree.bytes()));
 }
 
 /// What the machine can do with this tree.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::page::{Page, tell};
 use crate::process::{Hub, Running, Spoke, peak_mib, wait_until_quiet, write_out};
 use crate::race::say;
 use crate::stats::Sorted;
@@ -10,8 +11,8 @@ use crate::tree::Tree;
 const SIZE: usize = 4096;
 
 /// So many spokes push 1,000 files each, and one pushes as many as ten of them.
-pub fn run(spokes: usize) {
-    println!("\n{spokes} spokes at once, 1,000 files of 4 KiB each\n");
+pub fn run(page: &mut Page, spokes: usize) {
+    tell!(page, "\n{spokes} spokes at once, 1,000 files of 4 KiB each\n");
     let root = tempfile::tempdir_in(".").unwrap();
     let root = std::fs::canonicalize(root.path()).unwrap();
     let many = Tree::make(&root.join("many"), 10_000, SIZE);
@@ -29,9 +30,13 @@ pub fn run(spokes: usize) {
     #[expect(clippy::cast_precision_loss, reason = "for people")]
     let rate_of_one = many.files as f64 / of_one;
     let node = hub.nodes[0].process.as_ref().unwrap().pid();
-    println!("| slowest s | median s | slowest over median | files/s | of one spoke's | hub MiB |");
-    println!("|---|---|---|---|---|---|");
-    println!(
+    tell!(
+        page,
+        "| slowest s | median s | slowest over median | files/s | of one spoke's | hub MiB |"
+    );
+    tell!(page, "|---|---|---|---|---|---|");
+    tell!(
+        page,
         "| {:.1} | {:.1} | {:.2} | {rate:.0} | {:.2} | {:.0} |",
         each.max(),
         each.median(),
@@ -42,7 +47,7 @@ pub fn run(spokes: usize) {
 }
 
 /// How long each of these took that began at once, and all of them.
-fn times(spokes: &[Spoke], root: &std::path::Path) -> (Vec<f64>, f64) {
+pub fn times(spokes: &[Spoke], root: &std::path::Path) -> (Vec<f64>, f64) {
     write_out();
     wait_until_quiet();
     let begun = Instant::now();
@@ -59,8 +64,7 @@ fn times(spokes: &[Spoke], root: &std::path::Path) -> (Vec<f64>, f64) {
     }
     let all = begun.elapsed().as_secs_f64();
     for spoke in spokes {
-        let status = crate::process::json(&["status", "--state", &spoke.state(), "--json"]);
-        assert_eq!(status["hubs"][0]["pending"], 0, "{}: {status}", spoke.name);
+        spoke.require_all_synced();
     }
     (running.into_iter().flat_map(|(_, t)| t).collect(), all)
 }

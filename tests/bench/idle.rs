@@ -2,10 +2,10 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
+use crate::page::{Page, tell};
 use crate::peer::{self, Rsync};
-use crate::process::{Hub, Running, peak_mib, wait_for};
+use crate::process::{Hub, peak_of, wait_for};
 use crate::race::{Contender, Cost, median_of, race, say, table};
 use crate::tree::Tree;
 
@@ -13,8 +13,8 @@ const SIZE: usize = 64;
 const FIND: &str = "find -printf";
 
 /// Warm, then cold: the page cache is dropped before each (root).
-pub fn run(files: u64, rounds: usize) {
-    println!("\na pass with nothing to do, {files} known files of {SIZE} bytes\n");
+pub fn run(page: &mut Page, files: u64, rounds: usize) {
+    tell!(page, "\na pass with nothing to do, {files} known files of {SIZE} bytes\n");
     let root = tempfile::tempdir_in(".").unwrap();
     let root = std::fs::canonicalize(root.path()).unwrap();
     let tree = &Tree::make(&root.join("source"), files, SIZE);
@@ -29,15 +29,15 @@ pub fn run(files: u64, rounds: usize) {
     let mut peak: f64 = 0.0;
     {
         let mut all = vec![Contender::new("Barque", rounds, |_| {
-            Cost::of(|| peak = peak.max(peak_of(&mut spoke.push(), &root)))
+            Cost::of(|| peak = peak.max(peak_of(&mut spoke.push(), &root.join("push.log"))))
         })];
         if let Some(rsync) = &rsync {
             all.push(Contender::new("rsync", rounds, |_| rsync.push(tree, "all", &[])));
         }
         all.push(Contender::new(FIND, rounds, |_| find(&tree.root)));
-        println!("warm:\n\n{}", table(&race(all), files, tree.bytes()));
+        tell!(page, "warm:\n\n{}", table(&race(all), files, tree.bytes()));
     }
-    println!("peak of the spoke: {peak:.0} MiB\n");
+    tell!(page, "peak of the spoke: {peak:.0} MiB\n");
     if drop_caches() {
         let cold = |work: &dyn Fn() -> Cost| {
             drop_caches();
@@ -48,9 +48,9 @@ pub fn run(files: u64, rounds: usize) {
             Contender::new("Barque", rounds, |_| cold(&push)),
             Contender::new(FIND, rounds, |_| cold(&|| find(&tree.root))),
         ]);
-        println!("cold:\n\n{}", table(&standings, files, tree.bytes()));
+        tell!(page, "cold:\n\n{}", table(&standings, files, tree.bytes()));
         let ratio = standings[0].seconds.median() / median_of(&standings, FIND);
-        println!("cold, over find: {ratio:.2}");
+        tell!(page, "cold, over find: {ratio:.2}");
     }
 }
 
@@ -66,15 +66,4 @@ fn find(root: &Path) -> Cost {
 fn drop_caches() -> bool {
     crate::process::write_out();
     std::fs::write("/proc/sys/vm/drop_caches", "3").is_ok()
-}
-
-/// Runs a command to its end; its peak of memory in MiB.
-fn peak_of(command: &mut Command, root: &Path) -> f64 {
-    let mut running = Running::start(command, &root.join("push.log"));
-    let mut peak = 0.0;
-    while running.goes_on() {
-        peak = peak_mib(running.pid()).unwrap_or(peak);
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    peak
 }

@@ -20,6 +20,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::page::{Page, tell};
 use crate::process::{free_address, wait_for};
 use crate::stats::Sorted;
 
@@ -28,6 +29,14 @@ const CALLERS: u64 = 8;
 const TOGETHER: usize = 250;
 /// A node that holds the files and never runs, so that no copy is looked for.
 const GHOST: u64 = 4242;
+/// The spoke whose files they are, and their size.
+pub const SPOKE: &str = "s";
+pub const SIZE: u64 = 4096;
+
+/// The key of that spoke.
+pub fn key() -> SecretKey {
+    SecretKey::from_seed([7; 32])
+}
 
 fn now() -> Timestamp {
     Timestamp::from_system(std::time::SystemTime::now())
@@ -110,8 +119,8 @@ pub fn prepare(node: &Node) -> Arc<BundleRef> {
 }
 
 async fn prepared(parts: &Parts) -> Arc<BundleRef> {
-    let key = SecretKey::from_seed([7; 32]);
-    let spoke_id: barque_bundle::SpokeId = "s".parse().unwrap();
+    let key = key();
+    let spoke_id: barque_bundle::SpokeId = SPOKE.parse().unwrap();
     let secret_hash = Sha256Digest::of(b"x");
     let expires_at = now().plus_ms(60_000);
     for command in [
@@ -137,21 +146,18 @@ async fn prepared(parts: &Parts) -> Arc<BundleRef> {
     })
 }
 
-fn register(n: u64) -> Operation {
+/// The file of a number: its path, its digest, its number in the series.
+pub fn file(n: u64) -> (FilePath, Sha256Digest, u64) {
     let day = n % 28 + 1;
     let path = format!("factory/temperature/2024/03/{day:02}/00/part-{n}.parquet");
-    let path: FilePath = path.parse().unwrap();
+    (path.parse().unwrap(), Sha256Digest::of(&n.to_le_bytes()), n + 1)
+}
+
+fn register(n: u64) -> Operation {
+    let (path, sha256, seq) = file(n);
     let holder = Some(Holder { node_id: GHOST, stage_no: n + 1 });
-    let (sha256, modified_at) = (Sha256Digest::of(&n.to_le_bytes()), now());
-    Operation::Register(Register {
-        bundle: 0,
-        path,
-        sha256,
-        size_bytes: 4096,
-        seq: n + 1,
-        modified_at,
-        holder,
-    })
+    let (size_bytes, modified_at) = (SIZE, now());
+    Operation::Register(Register { bundle: 0, path, sha256, size_bytes, seq, modified_at, holder })
 }
 
 /// Registers files by several callers at once.
@@ -199,10 +205,10 @@ fn measure(count: usize, operations: u64) -> (f64, f64) {
 }
 
 /// Prints the rates of one node and of three, in turns.
-pub fn rates(operations: u64, rounds: u64) {
-    println!("\n{operations} manifest operations alone, {CALLERS} callers with {TOGETHER} each");
-    println!("\n| nodes | a second, median | min | max | proposals for 10,000 |");
-    println!("|---|---|---|---|---|");
+pub fn rates(page: &mut Page, operations: u64, rounds: u64) {
+    tell!(page, "\n{operations} manifest operations alone, {CALLERS} callers with {TOGETHER} each");
+    tell!(page, "\n| nodes | a second, median | min | max | proposals for 10,000 |");
+    tell!(page, "|---|---|---|---|---|");
     let mut found: [(Vec<f64>, Vec<f64>); 2] = Default::default();
     for _ in 0..rounds {
         for (at, nodes) in [1, 3].into_iter().enumerate() {
@@ -214,6 +220,6 @@ pub fn rates(operations: u64, rounds: u64) {
     for (nodes, (rates, proposals)) in [1, 3].into_iter().zip(found) {
         let (r, p) = (Sorted::of(rates), Sorted::of(proposals));
         let (median, min, max) = (r.median(), r.min(), r.max());
-        println!("| {nodes} | {median:.0} | {min:.0} | {max:.0} | {:.1} |", p.max());
+        tell!(page, "| {nodes} | {median:.0} | {min:.0} | {max:.0} | {:.1} |", p.max());
     }
 }

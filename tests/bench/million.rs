@@ -6,7 +6,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::manifest::{self, Node};
-use crate::plot::{Line, Plot};
+use crate::page::{Page, tell};
+use crate::plot::{Line, Plot, Scale};
 use crate::process::{Hub, peak_mib, wait_for, write_out};
 use crate::stats::Sorted;
 
@@ -26,8 +27,11 @@ struct Seen {
 }
 
 /// Grows a manifest to each size in turn, in this process; at each, measures it in real processes.
-pub fn run(sizes: &[u64]) {
-    println!("\na manifest of many files; {BETWEEN} files are registered before each checkpoint");
+pub fn run(page: &mut Page, sizes: &[u64]) {
+    tell!(
+        page,
+        "\na manifest of many files; {BETWEEN} files are registered before each checkpoint"
+    );
     let root = tempfile::tempdir_in(".").unwrap();
     let data = root.path().join("data");
     manifest::create(&data);
@@ -60,7 +64,7 @@ pub fn run(sizes: &[u64]) {
         seen.push(Seen { files: *size, checkpoint, manifest_mib, start, joined, leader_mib });
         node = Some(manifest::start(&data));
     }
-    print(&seen);
+    print(page, &seen);
 }
 
 /// How long it takes to make what is applied durable, so that the log may be cut.
@@ -95,13 +99,15 @@ fn in_processes(root: &Path, data: &Path, size: u64) -> (Duration, Duration, f64
     (start, joined, peak)
 }
 
-fn print(seen: &[Seen]) {
-    println!(
+fn print(page: &mut Page, seen: &[Seen]) {
+    tell!(
+        page,
         "\n| files | manifest MiB | checkpoint ms, median | max | start s | new node s | leader's peak MiB |"
     );
-    println!("|---|---|---|---|---|---|---|");
+    tell!(page, "|---|---|---|---|---|---|---|");
     for s in seen {
-        println!(
+        tell!(
+            page,
             "| {} | {:.0} | {:.1} | {:.1} | {:.2} | {:.1} | {:.0} |",
             s.files,
             s.manifest_mib,
@@ -118,11 +124,11 @@ fn print(seen: &[Seen]) {
         title: "Cost of a compaction against the files in the manifest",
         x: "files",
         y: "ms for a checkpoint after 5,000 files more",
+        scales: (Scale::Decades, Scale::Linear),
         lines: vec![Line {
-            name: "median of 7",
+            name: "median of 7".to_owned(),
             points: seen.iter().map(|s| (at(s), s.checkpoint.median() * 1e3)).collect(),
         }],
     };
-    plot.write(Path::new("compaction.svg"));
-    println!("\nplot: compaction.svg");
+    page.plot("compaction.svg", &plot);
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::link::{Line, Link};
-use crate::process::{Running, free_address, wait_for};
+use crate::process::{Running, free_address, peak_of, wait_for};
 use crate::race::{Cost, say};
 use crate::tree::Tree;
 
@@ -91,13 +91,26 @@ impl Rsync {
 
     /// `rsync -a` of a tree to a new folder.
     pub fn push(&self, tree: &Tree, to: &str, more: &[&str]) -> Cost {
-        let from = format!("{}/", tree.root.display());
-        let url = format!("rsync://{}/m/{to}/", self.0.address);
-        let cost = Cost::of(|| {
-            run(Command::new("rsync").arg("-a").args(more).args([&from, &url]));
-        });
+        let cost = Cost::of(|| run(&mut self.command(tree, to, more)));
         self.0.require(to, tree);
         cost
+    }
+
+    /// [`Rsync::push`], with the peak of memory of the one that sends.
+    pub fn push_and_peak(&self, tree: &Tree, to: &str, more: &[&str]) -> (Cost, f64) {
+        let log = self.0.folder.with_extension("push.log");
+        let mut peak = 0.0;
+        let cost = Cost::of(|| peak = peak_of(&mut self.command(tree, to, more), &log));
+        self.0.require(to, tree);
+        (cost, peak)
+    }
+
+    fn command(&self, tree: &Tree, to: &str, more: &[&str]) -> Command {
+        let from = format!("{}/", tree.root.display());
+        let url = format!("rsync://{}/m/{to}/", self.0.address);
+        let mut command = Command::new("rsync");
+        command.arg("-a").args(more).args([&from, &url]);
+        command
     }
 }
 

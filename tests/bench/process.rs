@@ -73,6 +73,15 @@ pub fn busy_s() -> f64 {
     [0, 1, 2, 5, 6, 7].iter().map(|n| ticks[*n]).sum::<f64>() / 100.0
 }
 
+/// Time of processors that a process took so far, in seconds (proc_pid_stat(5): utime and stime).
+pub fn cpu_s(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let behind_name = stat.rsplit(')').next().unwrap();
+    let ticks: Vec<f64> = behind_name.split_whitespace().flat_map(str::parse).collect();
+    // The state, which is no number, is not among them: ppid is the first.
+    (ticks[10] + ticks[11]) / 100.0
+}
+
 /// Waits until the machine does nothing that is left over from before.
 pub fn wait_until_quiet() {
     const SPAN: Duration = Duration::from_millis(300);
@@ -111,6 +120,19 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Runs a command to its end, which has to be a good one; its peak of memory in MiB.
+pub fn peak_of(command: &mut Command, log: &Path) -> f64 {
+    let mut running = Running::start(command, log);
+    let mut peak = 0.0;
+    while running.goes_on() {
+        peak = peak_mib(running.pid()).unwrap_or(peak);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let ended = running.0.wait().unwrap();
+    assert!(ended.success(), "{command:?}: {ended}");
+    peak
 }
 
 /// One node: its folder, its addresses, its process while it runs.
@@ -283,6 +305,12 @@ impl Spoke {
     /// Files of these numbers, as [`tree::fill`] makes them.
     pub fn fill(&self, numbers: std::ops::Range<u64>, size: usize) {
         tree::fill(&self.source, numbers, size);
+    }
+
+    /// Holds when nothing waits for an answer.
+    pub fn require_all_synced(&self) {
+        let status = json(&["status", "--state", &self.state(), "--json"]);
+        assert_eq!(status["hubs"][0]["pending"], 0, "{}: {status}", self.name);
     }
 
     pub fn push(&self) -> Command {

@@ -4,10 +4,11 @@ use std::io::Read as _;
 use std::net::TcpListener;
 use std::time::Instant;
 
+use crate::page::{Page, tell};
 use crate::process::{Hub, Running, program};
 use crate::stats::Sorted;
 
-pub fn run(rounds: usize) {
+pub fn run(page: &mut Page, rounds: usize) {
     let root = tempfile::tempdir_in(".").unwrap();
     let hub = Hub::new(root.path(), 1);
     let spoke = hub.spoke("s");
@@ -27,6 +28,6 @@ pub fn run(rounds: usize) {
     let times = Sorted::of(times.collect::<Vec<_>>());
     #[expect(clippy::cast_precision_loss, reason = "for people")]
     let mib = std::fs::metadata(program()).unwrap().len() as f64 / 1024.0 / 1024.0;
-    println!("\n| first byte ms, median | min | max | program MiB |\n|---|---|---|---|");
-    println!("| {:.1} | {:.1} | {:.1} | {mib:.1} |", times.median(), times.min(), times.max());
+    tell!(page, "\n| first byte ms, median | min | max | program MiB |\n|---|---|---|---|");
+    tell!(page, "| {:.1} | {:.1} | {:.1} | {mib:.1} |", times.median(), times.min(), times.max());
 }

@@ -10,6 +10,7 @@ mod import;
 mod node;
 mod register;
 mod set_spoke;
+mod tally;
 mod token;
 
 use rusqlite::{Connection, params};
@@ -18,9 +19,6 @@ use super::query::signed;
 
 use crate::command::{Command, Envelope, Init, Reply};
 pub use describe::OTHER as OTHER_SCHEMAS;
-
-/// Changes that are kept for `changes` cursors; older ones are below the horizon.
-const CHANGES_KEPT: u64 = 1_000_000;
 
 /// Applies one command inside the caller's transaction; an error is a fault of the database.
 pub fn apply(c: &Connection, envelope: &Envelope) -> rusqlite::Result<Reply> {
@@ -81,18 +79,4 @@ fn count(c: &Connection, name: &str, by: i64) -> rusqlite::Result<u64> {
          ON CONFLICT (name) DO UPDATE SET value = value + excluded.value RETURNING value",
     )?
     .query_row(params![name, by], |r| r.get::<_, i64>(0).map(super::query::unsigned))
-}
-
-/// Writes a change under the next position and returns that position.
-fn change(c: &Connection, kind: &str, landed: &str) -> rusqlite::Result<u64> {
-    let position = count(c, "position", 1)?;
-    c.prepare_cached("INSERT INTO changes (position, kind, path) VALUES (?1, ?2, ?3)")?
-        .execute(params![signed(position), kind, landed])?;
-    if position > CHANGES_KEPT {
-        let horizon = position - CHANGES_KEPT;
-        c.prepare_cached("DELETE FROM changes WHERE position <= ?1")?.execute([signed(horizon)])?;
-        c.prepare_cached("INSERT OR REPLACE INTO counters (name, value) VALUES ('horizon', ?1)")?
-            .execute([signed(horizon)])?;
-    }
-    Ok(position)
 }

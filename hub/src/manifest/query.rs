@@ -4,13 +4,14 @@ use barque_bundle::wire::{ChangeLine, FileLine, Role, SpokeLine, TokenLine};
 use barque_bundle::{
     HubEpoch, HubId, KeyId, PublicKey, SeriesId, Sha256Digest, SpokeId, Timestamp, receipt::Wanted,
 };
-use rusqlite::{Connection, OptionalExtension as _, Row, params};
+use rusqlite::{Connection, OptionalExtension as _, Row, RowIndex, params};
 
 use crate::error::Error;
 
 mod digest;
 mod imports;
 mod nodes;
+mod numbers;
 mod schemas;
 
 pub use digest::{Digested, digest as manifest_digest};
@@ -19,6 +20,7 @@ pub use nodes::{
     NodeRow, count_only_on, files_held, files_only_on, held_only_by, holders, holds_any,
     invitations, nodes,
 };
+pub use numbers::{Numbers, numbers};
 pub use schemas::{SchemasPage, columns, schemas, undescribed, undescribed_count};
 
 fn wrap() -> impl FnOnce(rusqlite::Error) -> Error {
@@ -101,12 +103,12 @@ pub(crate) fn unsigned(n: i64) -> u64 {
     u64::try_from(n).unwrap_or(0)
 }
 
-pub(crate) fn digest(row: &Row<'_>, column: &str) -> rusqlite::Result<Sha256Digest> {
-    let bytes: Vec<u8> = row.get(column)?;
-    Sha256Digest::try_from(bytes.as_slice()).map_err(|_| rusqlite::Error::InvalidQuery)
+pub(crate) fn digest(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<Sha256Digest> {
+    let bytes = row.get_ref(column)?.as_blob()?;
+    Sha256Digest::try_from(bytes).map_err(|_| rusqlite::Error::InvalidQuery)
 }
 
-fn time(row: &Row<'_>, column: &str) -> rusqlite::Result<Timestamp> {
+fn time(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<Timestamp> {
     row.get(column).map(Timestamp::from_unix_ms)
 }
 
@@ -120,20 +122,17 @@ pub fn file(c: &Connection, landed: &str) -> rusqlite::Result<Option<FileRow>> {
     )?
     .query_row([landed], |r| {
         Ok(FileRow {
-            file_id: r.get("file_id")?,
-            state: FileState::parse(&r.get::<_, String>("state")?)?,
-            sha256: digest(r, "sha256")?,
-            size_bytes: unsigned(r.get("size_bytes")?),
-            bundle_id: r.get("bundle_id")?,
-            series: r
-                .get::<_, String>("series")?
-                .parse()
-                .map_err(|_| rusqlite::Error::InvalidQuery)?,
-            seq: unsigned(r.get("seq")?),
-            received_at: time(r, "received_at")?,
-            modified_at: time(r, "modified_at")?,
-            position: unsigned(r.get("position")?),
-            copies: r.get("copies")?,
+            file_id: r.get(0)?,
+            state: FileState::parse(r.get_ref(1)?.as_str()?)?,
+            sha256: digest(r, 2)?,
+            size_bytes: unsigned(r.get(3)?),
+            bundle_id: r.get(4)?,
+            series: (r.get_ref(5)?.as_str()?.parse()).map_err(|_| rusqlite::Error::InvalidQuery)?,
+            seq: unsigned(r.get(6)?),
+            received_at: time(r, 7)?,
+            modified_at: time(r, 8)?,
+            position: unsigned(r.get(9)?),
+            copies: r.get(10)?,
         })
     })
     .optional()
@@ -158,24 +157,6 @@ pub fn is_answered(
     )
     .and_then(|mut s| {
         s.query_row(params![spoke.as_str(), series.to_string(), signed(seq)], |r| r.get(0))
-    })
-    .map_err(wrap())
-}
-
-/// Whether a number of a series came with another file than this one.
-pub fn is_of_another(
-    c: &Connection,
-    spoke: &SpokeId,
-    (series, seq): (SeriesId, u64),
-    landed: &str,
-) -> Result<bool, Error> {
-    c.prepare_cached(
-        "SELECT EXISTS (SELECT 1 FROM files
-                        WHERE namespace = ?1 AND series = ?2 AND seq = ?3 AND path <> ?4)",
-    )
-    .and_then(|mut s| {
-        let number = params![spoke.as_str(), series.to_string(), signed(seq), landed];
-        s.query_row(number, |r| r.get(0))
     })
     .map_err(wrap())
 }

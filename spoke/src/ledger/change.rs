@@ -72,8 +72,11 @@ impl Ledger {
         changes: &[Change],
         now: Timestamp,
     ) -> Result<(), Error> {
+        let hub = hub_id.to_string();
         self.transaction(|c| {
-            changes.iter().try_for_each(|change| record_one(c, &hub_id.to_string(), change, now))
+            let mut numbers = Numbers::default();
+            changes.iter().try_for_each(|ch| record_one(c, &hub, ch, (&mut numbers, now)))?;
+            numbers.write(c, &hub)
         })
     }
 
@@ -413,12 +416,30 @@ fn offer_again(
     Ok(())
 }
 
-/// Gives out the next number of the hub's series.
-fn next_seq(c: &Connection, hub: &str) -> rusqlite::Result<u64> {
-    c.prepare_cached(
-        "UPDATE hubs SET seq_head = seq_head + 1 WHERE hub_id = ?1 RETURNING seq_head",
-    )?
-    .query_row([hub], |r| r.get(0).map(unsigned))
+/// Gives out numbers of the hub's series within one transaction, which writes their head once.
+#[derive(Default)]
+struct Numbers {
+    head: Option<u64>,
+}
+
+impl Numbers {
+    fn next(&mut self, c: &Connection, hub: &str) -> rusqlite::Result<u64> {
+        let head = match self.head {
+            Some(head) => head,
+            None => c
+                .prepare_cached("SELECT seq_head FROM hubs WHERE hub_id = ?1")?
+                .query_row([hub], |r| r.get(0).map(unsigned))?,
+        };
+        self.head = Some(head + 1);
+        Ok(head + 1)
+    }
+
+    fn write(self, c: &Connection, hub: &str) -> rusqlite::Result<()> {
+        let Some(head) = self.head else { return Ok(()) };
+        c.prepare_cached("UPDATE hubs SET seq_head = ?2 WHERE hub_id = ?1")?
+            .execute(params![hub, signed(head)])
+            .map(drop)
+    }
 }
 
 /// Voids the number that a file has and that may never have been answered; to void one that was
@@ -434,7 +455,12 @@ fn void_open_number(c: &Connection, hub: &str, path: &str, reason: &str) -> rusq
     .map(drop)
 }
 
-fn record_one(c: &Connection, hub: &str, change: &Change, now: Timestamp) -> rusqlite::Result<()> {
+fn record_one(
+    c: &Connection,
+    hub: &str,
+    change: &Change,
+    (numbers, now): (&mut Numbers, Timestamp),
+) -> rusqlite::Result<()> {
     match change {
         Change::Class { path, class } => {
             c.prepare_cached("UPDATE files SET class = ?3 WHERE hub_id = ?1 AND path = ?2")?
@@ -442,7 +468,7 @@ fn record_one(c: &Connection, hub: &str, change: &Change, now: Timestamp) -> rus
         }
         Change::Number { path, stat, sha256, class } => {
             void_open_number(c, hub, path.as_str(), "content changed before it was sent")?;
-            let seq = next_seq(c, hub)?;
+            let seq = numbers.next(c, hub)?;
             let partition = path.partition().map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
             c.prepare_cached(
                 "INSERT OR REPLACE INTO files (hub_id, path, state, sha256, size_bytes, mtime_ns,

@@ -323,13 +323,15 @@ impl Ledger {
         )
     }
 
-    /// The scan counted this file as pending, or exported.
-    pub(crate) fn add_met(&self, path: &FilePath) -> Result<(), Error> {
-        self.connection
-            .prepare_cached("INSERT OR IGNORE INTO met (path) VALUES (?1)")
-            .and_then(|mut s| s.execute([path.as_str()]))
-            .map(drop)
-            .map_err(self.wrap())
+    /// The scan counted these files as pending, or exported.
+    pub(crate) fn add_met(&mut self, paths: &[FilePath]) -> Result<(), Error> {
+        if paths.is_empty() {
+            return Ok(());
+        }
+        self.transaction(|c| {
+            let mut insert = c.prepare_cached("INSERT OR IGNORE INTO met (path) VALUES (?1)")?;
+            paths.iter().try_for_each(|p| insert.execute([p.as_str()]).map(drop))
+        })
     }
 
     pub(crate) fn is_met(&self, path: &FilePath) -> Result<bool, Error> {

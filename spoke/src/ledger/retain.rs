@@ -38,6 +38,10 @@ impl Ledger {
         if checked.is_some_and(|c| (0..DAY_MS).contains(&(now.unix_ms() - c))) {
             return Ok(0);
         }
+        // All rows of a new ledger are of files that were there just now.
+        if checked.is_none() {
+            return self.set_rows_checked(&hub, now).map(|()| 0);
+        }
         let (mut after, mut forgotten) = (String::new(), 0);
         loop {
             let page = self.at_rest(&hub, &after)?;
@@ -46,14 +50,21 @@ impl Ledger {
             forgotten += self.note_gone(&hub, &page, &is_there, now)?;
         }
         self.transaction(|c| {
-            c.execute("DELETE FROM voids WHERE hub_id = ?1 AND told = 1", [&hub])?;
+            c.execute("DELETE FROM voids WHERE hub_id = ?1 AND told = 1", [&hub])
+        })?;
+        self.set_rows_checked(&hub, now)?;
+        self.drop_receipts(now)?;
+        Ok(forgotten)
+    }
+
+    fn set_rows_checked(&mut self, hub: &str, now: Timestamp) -> Result<(), Error> {
+        self.transaction(|c| {
             c.execute(
                 "UPDATE hubs SET rows_checked = ?2 WHERE hub_id = ?1",
                 params![hub, now.unix_ms()],
             )
-        })?;
-        self.drop_receipts(now)?;
-        Ok(forgotten)
+            .map(drop)
+        })
     }
 
     /// Rows in which nothing waits, by name, with when their file was first found gone.
@@ -183,6 +194,8 @@ mod tests {
         };
         let mut look =
             |n, names| ledger.forget_what_is_gone(hub_id, present(names), day(n)).unwrap();
+        // The first time only begins the count of days.
+        assert_eq!(look(-1, &[]), 0);
         assert_eq!(look(0, &["there"]), 0);
         // Looked for once a day, and noted as there again when it is.
         assert_eq!(look(0, &[]), 0);

@@ -496,9 +496,8 @@ mod tests {
         }
         ledger.record(hub_id, &changes, now).unwrap();
         ledger.clear_notes().unwrap();
-        for met in ["left.parquet", "on-a-drive.parquet"] {
-            ledger.add_met(&met.parse().unwrap()).unwrap();
-        }
+        let met = ["left.parquet", "on-a-drive.parquet"].map(|p| p.parse().unwrap());
+        ledger.add_met(&met).unwrap();
         let exported = "UPDATE files SET state='exported' WHERE path='on-a-drive.parquet'";
         assert_eq!(ledger.connection.execute(exported, []).unwrap(), 1);
         let mut scan = ScanReport { discovered: 17, not_settled: 1, ..ScanReport::default() };

@@ -3,7 +3,7 @@
 //! After a broken stream the hub is asked what it kept. A bundle that breaks again with nothing
 //! kept is halved, down to the one file that is at fault: it goes last and holds up no other.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -415,7 +415,10 @@ impl Pass<'_> {
         self.body_answered()?;
         let applied = self.ledger.apply_receipt(hub_id, &sent.receipt, now)?;
         barque_bundle::fault::after(barque_bundle::fault::Step::LedgerWritten);
-        let left = self.ledger.give_back(hub_id, bundle_id, now)?;
+        let left = match leaves_out(&applied.lines, rows) {
+            true => self.ledger.give_back(hub_id, bundle_id, now)?,
+            false => 0,
+        };
         if left > 0 && sent.stopped.is_none() {
             // Taken and not visible yet: the hub's log says why.
             results.stopped("hub_left_files", None);
@@ -489,6 +492,15 @@ impl Pass<'_> {
         }
         Ok(still)
     }
+}
+
+/// Whether a row may still be in flight after these lines were applied: to look is a search of all
+/// that is open.
+fn leaves_out(applied: &[OutcomeLine], rows: &[FileRow]) -> bool {
+    // A withdrawn file counts as applied whether its row was there or not.
+    let settled = applied.iter().filter(|l| l.outcome != Outcome::Withdrawn).map(|l| &l.path);
+    let settled: HashSet<&FilePath> = settled.collect();
+    !rows.iter().all(|r| settled.contains(&r.path))
 }
 
 fn refusal(stopped: &Stopped) -> CallError {

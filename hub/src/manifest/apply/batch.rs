@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use barque_bundle::{Ranges, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
+use super::tally::Tally;
 use super::{check_in, import, register};
 use crate::command::{Batch, BundleRef, Operation, OperationReply, Reply};
 use crate::manifest::query::signed;
@@ -15,12 +16,13 @@ pub fn apply(c: &Connection, batch: &Batch, at: Timestamp) -> rusqlite::Result<R
         let barred = bar(c, bundle)?;
         bundles.push(Open { bundle, barred, registered: 0, bytes: 0, answered: Vec::new() });
     }
+    let mut tally = Tally::begin(c)?;
     let mut replies = Vec::with_capacity(batch.operations.len());
     for operation in &batch.operations {
         replies.push(match operation {
             Operation::Register(op) => match bundles.get_mut(op.bundle as usize) {
                 Some(Open { barred: Some(reply), .. }) => reply.clone(),
-                Some(open) => register::apply(c, op, open, at)?,
+                Some(open) => register::apply(c, op, (open, &mut tally), at)?,
                 None => OperationReply::Dead,
             },
             Operation::Answer { bundle, seq } => match bundles.get_mut(*bundle as usize) {
@@ -34,6 +36,7 @@ pub fn apply(c: &Connection, batch: &Batch, at: Timestamp) -> rusqlite::Result<R
             Operation::CheckIn(op) => check_in::apply(c, op, at)?,
         });
     }
+    tally.write(c)?;
     close(c, bundles, at)?;
     Ok(Reply::Batch(replies))
 }

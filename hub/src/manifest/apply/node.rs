@@ -5,7 +5,7 @@
 use barque_bundle::Timestamp;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
-use super::change;
+use super::tally::Tally;
 use crate::command::{
     CommandRefusal, InviteNode, JoinNode, NodeState, NodeUp, Recover, Reply, SetNode,
 };
@@ -175,6 +175,7 @@ pub fn forget_copies(c: &Connection, node_id: u64) -> rusqlite::Result<Reply> {
         .prepare_cached("SELECT file_id FROM holders WHERE node_id = ?1 ORDER BY file_id LIMIT ?2")?
         .query_map(params![signed(node_id), FORGOTTEN_AT_ONCE], |r| r.get(0))?
         .collect::<Result<_, _>>()?;
+    let mut tally = Tally::begin(c)?;
     for file_id in page {
         c.prepare_cached("DELETE FROM holders WHERE file_id = ?1 AND node_id = ?2")?
             .execute(params![file_id, signed(node_id)])?;
@@ -186,7 +187,7 @@ pub fn forget_copies(c: &Connection, node_id: u64) -> rusqlite::Result<Reply> {
             .query_row([file_id], |r| r.get(0))
             .optional()?;
         if let Some(path) = lost {
-            let position = change(c, "lost", &path)?;
+            let position = tally.change(c, "lost", &path)?;
             c.prepare_cached(
                 "UPDATE files SET state = 'lost', state_why = 'its node was removed', position = ?2
                  WHERE file_id = ?1",
@@ -194,5 +195,6 @@ pub fn forget_copies(c: &Connection, node_id: u64) -> rusqlite::Result<Reply> {
             .execute(params![file_id, signed(position)])?;
         }
     }
+    tally.write(c)?;
     Ok(Reply::Done)
 }

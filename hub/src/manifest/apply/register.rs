@@ -5,32 +5,32 @@ use barque_bundle::{LandedName, Timestamp};
 use rusqlite::{Connection, params};
 
 use super::batch::Open;
-use super::{change, count};
+use super::tally::Tally;
 use crate::command::{Holder, OperationReply, Register};
 use crate::manifest::query::{self, FileRow, FileState, signed};
 
 pub fn apply(
     c: &Connection,
     op: &Register,
-    open: &mut Open<'_>,
+    (open, tally): (&mut Open<'_>, &mut Tally),
     at: Timestamp,
 ) -> rusqlite::Result<OperationReply> {
     let Ok(landed) = LandedName::new(&open.bundle.spoke_id, &op.path) else {
         return Ok(OperationReply::Unmet);
     };
     let holder = match op.holder {
-        Some(h) if is_above_floor(c, h)? => Some(h),
+        Some(h) if tally.is_above_floor(c, h)? => Some(h),
         _ => None,
     };
     let reply = match (query::file(c, landed.as_str())?, holder) {
         (None, None) => return Ok(OperationReply::Unmet),
         (None, Some(holder)) => {
-            let position = insert(c, op, open, &landed, holder, at)?;
+            let position = insert(c, op, (open, tally), &landed, holder, at)?;
             open.registered += 1;
             open.bytes += signed(op.size_bytes);
             OperationReply::Registered { position, copies: 1 }
         }
-        (Some(row), holder) => known(c, op, open, &landed, &row, holder)?,
+        (Some(row), holder) => known(c, op, (open, tally), &landed, &row, holder)?,
     };
     if !matches!(reply, OperationReply::Unmet) {
         open.answered.push(op.seq);
@@ -42,7 +42,7 @@ pub fn apply(
 fn known(
     c: &Connection,
     op: &Register,
-    open: &Open<'_>,
+    (open, tally): (&Open<'_>, &mut Tally),
     landed: &LandedName,
     row: &FileRow,
     holder: Option<Holder>,
@@ -58,7 +58,7 @@ fn known(
         let added = add_holder(c, row.file_id, holder)?;
         if added || row.state == FileState::Lost {
             let kind = if row.state == FileState::Lost { "restored" } else { "holders" };
-            position = change(c, kind, landed.as_str())?;
+            position = tally.change(c, kind, landed.as_str())?;
             copies += u32::from(added);
             c.prepare_cached(
                 "UPDATE files SET state = 'held', state_by = NULL, state_at = NULL,
@@ -81,11 +81,6 @@ fn known(
     })
 }
 
-fn is_above_floor(c: &Connection, holder: Holder) -> rusqlite::Result<bool> {
-    c.prepare_cached("SELECT EXISTS (SELECT 1 FROM nodes WHERE node_id = ?1 AND stage_floor < ?2)")?
-        .query_row(params![signed(holder.node_id), signed(holder.stage_no)], |r| r.get(0))
-}
-
 /// True when the node was not a holder before. One that is keeps the copy that it has.
 fn add_holder(c: &Connection, file_id: i64, holder: Holder) -> rusqlite::Result<bool> {
     let added = c
@@ -99,12 +94,12 @@ fn add_holder(c: &Connection, file_id: i64, holder: Holder) -> rusqlite::Result<
 fn insert(
     c: &Connection,
     op: &Register,
-    open: &Open<'_>,
+    (open, tally): (&Open<'_>, &mut Tally),
     landed: &LandedName,
     holder: Holder,
     at: Timestamp,
 ) -> rusqlite::Result<u64> {
-    let position = change(c, "registered", landed.as_str())?;
+    let position = tally.change(c, "registered", landed.as_str())?;
     let partition = op.path.partition();
     c.prepare_cached(
         "INSERT INTO files (path, namespace, state, sha256, source_sha256, size_bytes, kind,
@@ -132,7 +127,6 @@ fn insert(
         signed(position)
     ])?;
     add_holder(c, c.last_insert_rowid(), holder)?;
-    count(c, "files", 1)?;
-    count(c, "bytes", signed(op.size_bytes))?;
+    tally.registered(op.size_bytes);
     Ok(position)
 }
