@@ -43,6 +43,15 @@ bench *WORKS="--quick first small large narrow long cuts":
     cargo build --release -p barque -p barque-tests --bins --examples
     ${CARGO_TARGET_DIR:-target}/release/examples/bench {{WORKS}}
 
+# The same at full size, with what is found written into docs/BENCHMARKS.md: just bench-write small rows
+bench-write *WORKS:
+    cargo build --release -p barque -p barque-tests --bins --examples
+    ${CARGO_TARGET_DIR:-target}/release/examples/bench --write=docs/BENCHMARKS.md {{WORKS}}
+
+# A static program of this machine's kind, for a spoke that has nothing else: below the target folder, TARGET/release/barque.
+static:
+    RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --release -p barque --target "$(rustc -vV | sed -n 's/^host: //p')"
+
 # Drives against dd, rsync and bagit, as ratios (needs 20 GiB, rsync, openssl, and bagit from PyPI).
 bench-drive:
     tests/bench/drive

@@ -8,7 +8,7 @@ mod sync;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -25,6 +25,14 @@ pub use sync::Syncer;
 const RESERVED: u64 = 10_000;
 /// Bytes written between two syncs of one file, so that the last one is never long.
 const SYNC_EVERY_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Folders that staged files lie in, and numbers that follow one another in one of them. The system
+/// changes one name of a folder at a time: files that are begun lie elsewhere than those that are
+/// moved to landing meanwhile.
+const FOLDERS: u64 = 8;
+const BLOCK: u64 = 1024;
+/// How a staged file's name ends.
+const SUFFIX: &str = ".staged";
 
 /// Hands out growing stage numbers and the files under them.
 pub struct Staging {
@@ -48,7 +56,29 @@ impl Staging {
         let next = ledger.stage_ceiling()? + 1;
         let numbers = Numbers { next, end: next, open: BTreeSet::new() };
         let (folder, numbers) = (folder.to_owned(), Mutex::new(numbers));
-        Ok(Self { folder, ledger, numbers, umask_keeps: OnceLock::new() })
+        let staging = Self { folder, ledger, numbers, umask_keeps: OnceLock::new() };
+        staging.make_folders().map_err(Error::io("cannot make folders in", &staging.folder))?;
+        Ok(staging)
+    }
+
+    /// Makes the folders that are not there yet, durably, and moves what an older version staged
+    /// beside them.
+    fn make_folders(&self) -> io::Result<()> {
+        let mut is_changed = false;
+        for block in 0..FOLDERS {
+            match fs::DirBuilder::new().mode(0o700).create(self.folder.join(block.to_string())) {
+                Ok(()) => is_changed = true,
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e),
+            }
+        }
+        for stage_no in staged_in(&self.folder)? {
+            let path = self.path(stage_no);
+            fs::rename(self.folder.join(name_of(stage_no)), &path)?;
+            platform::sync_folder(path.parent().unwrap_or(&self.folder))?;
+            is_changed = true;
+        }
+        if is_changed { platform::sync_folder(&self.folder) } else { Ok(()) }
     }
 
     pub fn folder(&self) -> &Path {
@@ -56,7 +86,8 @@ impl Staging {
     }
 
     pub fn path(&self, stage_no: u64) -> PathBuf {
-        self.folder.join(format!("{stage_no:016}.staged"))
+        let block = stage_no / BLOCK % FOLDERS;
+        self.folder.join(block.to_string()).join(name_of(stage_no))
     }
 
     fn lock(&self) -> MutexGuard<'_, Numbers> {
@@ -154,13 +185,26 @@ impl Staging {
     pub fn present(&self) -> Result<Vec<u64>, Error> {
         let wrap = || Error::io("cannot list", &self.folder);
         let mut numbers = Vec::new();
-        for item in fs::read_dir(&self.folder).map_err(wrap())? {
-            let name = item.map_err(wrap())?.file_name();
-            let number = name.to_str().and_then(|n| n.strip_suffix(".staged"));
-            numbers.extend(number.and_then(|n| n.parse::<u64>().ok()));
+        for block in 0..FOLDERS {
+            numbers.extend(staged_in(&self.folder.join(block.to_string())).map_err(wrap())?);
         }
         Ok(numbers)
     }
+}
+
+fn name_of(stage_no: u64) -> String {
+    format!("{stage_no:016}{SUFFIX}")
+}
+
+/// The stage numbers of the files that lie in one folder.
+fn staged_in(folder: &Path) -> io::Result<Vec<u64>> {
+    let mut numbers = Vec::new();
+    for item in fs::read_dir(folder)? {
+        let name = item?.file_name();
+        let number = name.to_str().and_then(|n| n.strip_suffix(SUFFIX));
+        numbers.extend(number.and_then(|n| n.parse::<u64>().ok()));
+    }
+    Ok(numbers)
 }
 
 /// A stage number that is open: its file goes with it unless it is kept.
@@ -253,6 +297,27 @@ mod tests {
         slot.keep();
         assert_eq!(staging.present().unwrap(), [n]);
         assert!(open().begin().unwrap().into_slot().stage_no() > n + 1);
+    }
+
+    #[test]
+    fn what_an_older_version_staged_is_moved_to_its_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let old: Vec<u64> = vec![7, BLOCK, 9 * BLOCK + 1];
+        for n in &old {
+            fs::write(dir.path().join(name_of(*n)), n.to_string()).unwrap();
+        }
+        fs::write(dir.path().join("x.partial"), "").unwrap();
+        for _ in 0..2 {
+            let ledger = Ledger::open(&dir.path().join("node.db")).unwrap();
+            let staging = Staging::open(dir.path(), ledger).unwrap();
+            let mut present = staging.present().unwrap();
+            present.sort_unstable();
+            assert_eq!(present, old);
+            for n in &old {
+                assert_eq!(fs::read_to_string(staging.path(*n)).unwrap(), n.to_string());
+            }
+        }
+        assert!(dir.path().join("x.partial").exists());
     }
 
     #[test]

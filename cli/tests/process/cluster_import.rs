@@ -130,8 +130,7 @@ fn with_every_dedup_row_deleted_a_bundle_is_present_and_nothing_is_written() {
     assert_eq!(again.count("already_present"), 20);
     assert_eq!(stamps(&hub.nodes[0].site), before);
     let staged = Path::new(&hub.data(0)).join("staging");
-    let left = std::fs::read_dir(staged).unwrap().flatten();
-    let left = left.filter(|f| !f.file_name().to_string_lossy().ends_with(".receipt"));
+    let left = tree(&staged).into_keys().filter(|name| !name.ends_with(".receipt"));
     assert_eq!(left.count(), 0);
     assert_eq!(ack(&spoke, &paths[0]).code, 0);
     assert_eq!(spoke.status()["synced"], 20);

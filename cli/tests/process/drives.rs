@@ -414,8 +414,9 @@ fn a_receipt_that_nobody_keeps_is_issued_anew() {
     assert_eq!((again.code, receipt.is_file()), (0, true), "{again:?}");
     // Lost everywhere: the present state is signed anew.
     fs::remove_file(&receipt).unwrap();
-    for item in fs::read_dir(site.path().join("hub/staging")).unwrap().flatten() {
-        fs::remove_file(item.path()).unwrap();
+    let staging = site.path().join("hub/staging");
+    for name in tree(&staging).into_keys() {
+        fs::remove_file(staging.join(name)).unwrap();
     }
     let anew = import(&site, &path, &[]);
     assert_eq!((anew.code, anew.count("already_present"), receipt.is_file()), (0, 6, true));

@@ -192,8 +192,7 @@ fn hb_03_a_stale_part_is_never_spliced_and_the_file_lands() {
             let pass = spoke.push();
             assert_eq!((pass.code, pass.count("sent")), (0, 1), "{form}: {pass:?}");
             site.assert_landed(&[&spoke]);
-            let left = fs::read_dir(site.path().join("hub/staging")).unwrap().count();
-            assert_eq!(left, 0, "{form}");
+            assert_eq!(tree(&site.path().join("hub/staging")).len(), 0, "{form}");
             drop(hub.take());
         }
     }

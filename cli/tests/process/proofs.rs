@@ -311,7 +311,10 @@ fn everything_that_a_receipt_says_is_synced_before_it_is_written() {
             true => t.starts_with("syncfs") && t.contains(&folder),
             false => is_sync(t) && t.contains(".staged>"),
         });
-        let listed = first("sync of staging", staged, &|t| is_sync(t) && t.contains(&folder));
+        let below = format!("<{}/", data.join("staging").display());
+        let listed = first("sync of the staged file's folder", staged, &|t| {
+            is_sync(t) && t.contains(&below) && !t.contains(".staged>")
+        });
         let wal = |db: &str| of(data.join(format!("{db}-wal")));
         let (node, raft) = (wal("node.db"), wal("raft.db"));
         let noted = first("sync of node.db", listed, &|t| is_sync(t) && t.contains(&node));

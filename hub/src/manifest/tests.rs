@@ -10,6 +10,7 @@ use crate::command::{
     Operation, OperationReply, Register, Reply, SetSpoke, SpokeState,
 };
 
+mod counting;
 mod footers;
 mod nodes;
 

@@ -1,5 +1,6 @@
 //! Makes files durable group by group: the group is the unit, not the file.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,14 +12,13 @@ const THREADS: usize = 8;
 /// Fewer files are cheaper one by one, and do not wait for what others write to the disk.
 const AT_ONCE_MIN: usize = 16;
 
-/// Syncs files of one folder that are written after it was opened.
+/// Syncs files below one folder, on its file system, that are written after it was opened.
 ///
 /// Many are written out, each telling what failed, and then made durable by one sync of the whole
 /// file system, where that tells of every write that failed since the folder was opened (ext4, xfs
 /// and btrfs from Linux 5.17 on, syncfs(2)). It tells once, so whoever writes opens one of its own,
 /// and trusts nothing more after an error.
 pub struct Syncer {
-    path: PathBuf,
     folder: File,
     tells: bool,
 }
@@ -27,7 +27,7 @@ impl Syncer {
     pub fn open(path: &Path) -> io::Result<Self> {
         let folder = File::open(path)?;
         let tells = platform::reports_writes(&folder);
-        Ok(Self { path: path.to_owned(), folder, tells })
+        Ok(Self { folder, tells })
     }
 
     /// Makes whole files durable, with their names; after an error none of them may be trusted.
@@ -45,7 +45,8 @@ impl Syncer {
             }
             false => one_by_one(files, platform::sync)?,
         }
-        platform::sync_folder(&self.path)
+        let folders: BTreeSet<&Path> = files.iter().filter_map(|f| f.parent()).collect();
+        folders.into_iter().try_for_each(platform::sync_folder)
     }
 }
 

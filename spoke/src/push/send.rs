@@ -521,3 +521,40 @@ impl Progress for Told {
         let _ = self.0.send(Event::SentBytes(bytes));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use barque_bundle::{Sha256Digest, Timestamp};
+
+    use super::*;
+    use crate::ledger::StatRow;
+
+    #[test]
+    fn what_no_line_settles_is_left_out() {
+        let sha256 = Sha256Digest::of(b"");
+        let path = |name: &str| -> FilePath { format!("{name}.parquet").parse().unwrap() };
+        let row = |name: &str| FileRow {
+            path: path(name),
+            state: State::InFlight,
+            sha256: Some(sha256),
+            stat: StatRow { size_bytes: 1, mtime_ns: 1, ctime_ns: 1, inode: 1 },
+            seq: Some(1),
+            partition_ms: 0,
+            class: 100,
+            attempts: 0,
+            their_sha256: None,
+            code: None,
+            detail: None,
+            since: Timestamp::from_unix_ms(1),
+        };
+        let line = |name: &str, outcome| OutcomeLine::new(path(name), sha256, outcome, 1);
+        let (a, b) = (line("a", Outcome::Stored), line("b", Outcome::Refused));
+        let rows = [row("a"), row("b")];
+        assert!(!leaves_out(&[b.clone(), a.clone()], &rows));
+        assert!(leaves_out(std::slice::from_ref(&a), &rows));
+        // As many lines, of another file, or said twice, or of one that was withdrawn.
+        assert!(leaves_out(&[a.clone(), line("c", Outcome::Stored)], &rows));
+        assert!(leaves_out(&[a.clone(), a.clone()], &rows));
+        assert!(leaves_out(&[a, line("b", Outcome::Withdrawn)], &rows));
+    }
+}
