@@ -291,7 +291,7 @@ pub struct SampleArgs {
     #[arg(long, default_value_t = 100)]
     pub files: u64,
     /// Rows of each file
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..))]
     pub rows: u32,
     /// Also write one file of at least this size
     #[arg(long, value_name = "SIZE")]

@@ -132,13 +132,13 @@ fn store(
     repeats: u64,
     properties: WriterProperties,
 ) -> anyhow::Result<()> {
+    let schema = Arc::new(groups.first().context("a file has rows")?.schema()?);
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = folder.join(format!(".{name}.writing"));
     let file = File::create(&temporary)
         .with_context(|| format!("cannot write {}", temporary.display()))?;
-    let schema = Arc::new(groups.first().context("a file has rows")?.schema()?);
     let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties))?;
     for _ in 0..repeats {
         groups.iter().try_for_each(|group| group.write(&mut writer))?;

@@ -16,7 +16,11 @@ use crate::manifest::query::{digest, signed, unsigned};
 
 const KIND: Kind = Kind {
     schema: include_str!("ledger/schema.sql"),
-    migrations: &[include_str!("ledger/migrations/2.sql"), include_str!("ledger/migrations/3.sql")],
+    migrations: &[
+        include_str!("ledger/migrations/2.sql"),
+        include_str!("ledger/migrations/3.sql"),
+        include_str!("ledger/migrations/4.sql"),
+    ],
     synchronous: "FULL",
     journal_bytes: 16 << 20,
     busy_wait: Duration::from_secs(30),

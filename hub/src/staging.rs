@@ -26,9 +26,9 @@ const RESERVED: u64 = 10_000;
 /// Bytes written between two syncs of one file, so that the last one is never long.
 const SYNC_EVERY_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Folders that staged files lie in, and numbers that follow one another in one of them. The system
-/// changes one name of a folder at a time: files that are begun lie elsewhere than those that are
-/// moved to landing meanwhile.
+/// Folders that staged files lie in, and numbers that follow one another in one of them: the layout
+/// on disk. The system changes one name of a folder at a time: files that are begun lie elsewhere
+/// than those that are moved to landing meanwhile.
 const FOLDERS: u64 = 8;
 const BLOCK: u64 = 1024;
 /// How a staged file's name ends.
@@ -61,24 +61,28 @@ impl Staging {
         Ok(staging)
     }
 
-    /// Makes the folders that are not there yet, durably, and moves what an older version staged
-    /// beside them.
+    /// Makes the folders that are not there yet, and moves what an older version staged beside them.
+    /// All is synced, as a start before this one may have ended between the two.
     fn make_folders(&self) -> io::Result<()> {
-        let mut is_changed = false;
-        for block in 0..FOLDERS {
-            match fs::DirBuilder::new().mode(0o700).create(self.folder.join(block.to_string())) {
-                Ok(()) => is_changed = true,
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(e),
-            }
-        }
+        let folders: Vec<PathBuf> = (0..FOLDERS).map(|b| self.folder.join(b.to_string())).collect();
+        folders.iter().try_for_each(|f| make_folder(f))?;
         for stage_no in staged_in(&self.folder)? {
-            let path = self.path(stage_no);
-            fs::rename(self.folder.join(name_of(stage_no)), &path)?;
-            platform::sync_folder(path.parent().unwrap_or(&self.folder))?;
-            is_changed = true;
+            fs::rename(self.folder.join(name_of(stage_no)), self.path(stage_no))?;
         }
-        if is_changed { platform::sync_folder(&self.folder) } else { Ok(()) }
+        folders.iter().try_for_each(|f| platform::sync_folder(f))?;
+        platform::sync_folder(&self.folder)
+    }
+
+    /// Does something in the folder of a staged file, which is made again if somebody took it away.
+    fn in_folder<T>(&self, path: &Path, f: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match (f(), path.parent()) {
+            (Err(e), Some(folder)) if e.kind() == io::ErrorKind::NotFound && !folder.exists() => {
+                make_folder(folder)?;
+                platform::sync_folder(&self.folder)?;
+                f()
+            }
+            (done, _) => done,
+        }
     }
 
     pub fn folder(&self) -> &Path {
@@ -133,7 +137,7 @@ impl Staging {
             self.give_mode(&file)?;
             Ok(file)
         };
-        let file = open().map_err(Error::io("cannot stage", &path))?;
+        let file = self.in_folder(&path, open).map_err(Error::io("cannot stage", &path))?;
         Ok(Incoming { slot, path, file, hasher: Hasher::new(), synced: 0 })
     }
 
@@ -165,7 +169,7 @@ impl Staging {
             }
             fs::set_permissions(&path, fs::Permissions::from_mode(landing::FILE_MODE))
         };
-        adopt().map_err(Error::io("cannot stage", &path))?;
+        self.in_folder(&path, adopt).map_err(Error::io("cannot stage", &path))?;
         Ok(slot)
     }
 
@@ -192,6 +196,13 @@ impl Staging {
     }
 }
 
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        _ => Ok(()),
+    }
+}
+
 fn name_of(stage_no: u64) -> String {
     format!("{stage_no:016}{SUFFIX}")
 }
@@ -202,7 +213,9 @@ fn staged_in(folder: &Path) -> io::Result<Vec<u64>> {
     for item in fs::read_dir(folder)? {
         let name = item?.file_name();
         let number = name.to_str().and_then(|n| n.strip_suffix(SUFFIX));
-        numbers.extend(number.and_then(|n| n.parse::<u64>().ok()));
+        let number = number.and_then(|n| n.parse::<u64>().ok());
+        // Only as they are named here.
+        numbers.extend(number.filter(|n| name == *name_of(*n)));
     }
     Ok(numbers)
 }
@@ -306,7 +319,9 @@ mod tests {
         for n in &old {
             fs::write(dir.path().join(name_of(*n)), n.to_string()).unwrap();
         }
-        fs::write(dir.path().join("x.partial"), "").unwrap();
+        for other in ["x.partial", "7.staged"] {
+            fs::write(dir.path().join(other), "").unwrap();
+        }
         for _ in 0..2 {
             let ledger = Ledger::open(&dir.path().join("node.db")).unwrap();
             let staging = Staging::open(dir.path(), ledger).unwrap();
@@ -317,7 +332,21 @@ mod tests {
                 assert_eq!(fs::read_to_string(staging.path(*n)).unwrap(), n.to_string());
             }
         }
-        assert!(dir.path().join("x.partial").exists());
+        for other in ["x.partial", "7.staged"] {
+            assert!(dir.path().join(other).exists());
+        }
+    }
+
+    #[test]
+    fn a_folder_that_somebody_took_away_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(&dir.path().join("node.db")).unwrap();
+        let staging = Arc::new(Staging::open(dir.path(), ledger).unwrap());
+        for block in 0..FOLDERS {
+            fs::remove_dir(dir.path().join(block.to_string())).unwrap();
+        }
+        let file = staging.begin().unwrap();
+        assert!(file.path().exists());
     }
 
     #[test]

@@ -96,6 +96,7 @@ fn main() {
     let is_quick = asked.iter().any(|a| a == "--quick");
     let document = asked.iter().find_map(|a| a.strip_prefix("--write=")).map(PathBuf::from);
     let document = document.map(|d| std::fs::canonicalize(d).unwrap());
+    let commit = page::commit();
     let named = |name: &str| asked.iter().any(|a| a == name);
     let works: Vec<&Work> = WORKS.iter().filter(|(name, ..)| named(name)).collect();
     if works.is_empty() {
@@ -107,7 +108,7 @@ fn main() {
         let mut page = Page::new(name, document.as_deref());
         run(&mut page, is_quick);
         if let Some(document) = &document {
-            page.write_into(document, is_quick);
+            page.write_into(document, is_quick, &commit);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Many known entries offered to a hub, page by page, as a spoke does whose ledger is lost.
+//! Many known entries offered to a hub again, page by page.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -23,7 +23,7 @@ pub(crate) use tell;
 impl Page {
     /// A page of this work; its plots go to a folder `plots` beside the document, or here.
     pub fn new(name: &'static str, document: Option<&Path>) -> Self {
-        let plots = document.map_or(PathBuf::new(), |d| d.with_file_name("plots"));
+        let plots = document.map_or("plots".into(), |d| d.with_file_name("plots"));
         Self { name, text: String::new(), plots }
     }
 
@@ -35,46 +35,56 @@ impl Page {
 
     /// Draws a plot, and shows it.
     pub fn plot(&mut self, file: &str, plot: &Plot) {
+        std::fs::create_dir_all(&self.plots).unwrap();
         plot.write(&self.plots.join(file));
         tell!(self, "\n![{}](plots/{file})", plot.title);
     }
 
     /// Puts the page between its marks in a document, or at its end, with what it was measured on.
-    pub fn write_into(&self, document: &Path, is_quick: bool) {
+    pub fn write_into(&self, document: &Path, is_quick: bool, commit: &str) {
         let before = std::fs::read_to_string(document).unwrap();
         let (begin, end) =
             (format!("<!-- {} -->\n", self.name), format!("<!-- /{} -->\n", self.name));
-        let body = format!("{begin}{}\n\n{}\n{end}", self.origin(is_quick), self.text.trim());
+        let body =
+            format!("{begin}{}\n\n{}\n{end}", self.origin(is_quick, commit), self.text.trim());
         let after = match (before.find(&begin), before.find(&end)) {
-            (Some(from), Some(to)) => {
+            (Some(from), Some(to)) if from < to => {
                 format!("{}{body}{}", &before[..from], &before[to + end.len()..])
             }
-            _ => format!("{before}\n{body}"),
+            (None, None) => format!("{before}\n{body}"),
+            _ => panic!("{}: the marks of {} are no pair", document.display(), self.name),
         };
         std::fs::write(document, after).unwrap();
     }
 
     /// The command that repeats it, and when, where and of what this was measured.
-    fn origin(&self, is_quick: bool) -> String {
+    fn origin(&self, is_quick: bool, commit: &str) -> String {
         let quick = if is_quick { "--quick " } else { "" };
-        let said = |command: &mut Command| {
-            let output = command.output().ok()?;
-            let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            text.lines().next().map(|line| line.trim().to_owned())
-        };
         let version = |program: &str| said(Command::new(program).arg("--version"));
         let versions: Vec<String> =
             ["rsync", "rclone", "curl"].into_iter().filter_map(version).map(short).collect();
         let day = said(Command::new("date").args(["-u", "+%F"])).unwrap_or_default();
-        let commit = said(Command::new("git").args(["describe", "--always", "--dirty"]));
         format!(
             "`just bench {quick}{}`, {day}, at {}; {}; {}.",
             self.name,
-            commit.unwrap_or_else(|| "no commit".to_owned()),
+            commit,
             machine(),
             versions.join(", ")
         )
     }
+}
+
+/// The commit that is measured, by its short name.
+pub fn commit() -> String {
+    let found = said(Command::new("git").args(["describe", "--always", "--dirty"]));
+    found.unwrap_or_else(|| "no commit".to_owned())
+}
+
+/// The first line that a program says.
+fn said(command: &mut Command) -> Option<String> {
+    let output = command.output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().next().map(|line| line.trim().to_owned())
 }
 
 /// The name and the version of a program, without the rest of its first line.

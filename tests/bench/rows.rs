@@ -22,29 +22,28 @@ struct Seen {
     hub_mib: f64,
 }
 
-/// Grows a manifest to each size in turn, in this process; at each, spokes push to a real process
+/// Grows a manifest (of registered files, and those that were pushed at smaller sizes) to each size in turn, in this process; at each, spokes push to a real process
 /// that serves it.
 pub fn run(page: &mut Page, sizes: &[u64], rounds: usize) {
     tell!(page, "\npushes of {FILES} files of 4 KiB to a hub with many manifest rows\n");
     let root = tempfile::tempdir_in(".").unwrap();
     let root = std::fs::canonicalize(root.path()).unwrap();
     let tree = Tree::make(&root.join("tree"), FILES, 4096);
-    let empty = root.join("empty");
-    std::fs::create_dir(&empty).unwrap();
-    let empty = Hub::new(&empty, 1);
     let data = root.join("data");
     manifest::create(&data);
     let node = manifest::start(&data);
     let bundle = manifest::prepare(&node);
     let mut node = Some(node);
-    let (mut rows, mut seen) = (0, Vec::new());
+    let (mut rows, mut registered, mut seen) = (0, 0, Vec::new());
     for size in sizes {
         let running = node.take().unwrap_or_else(|| manifest::start(&data));
-        manifest::register_all(&running, &bundle, rows..*size);
+        manifest::register_all(&running, &bundle, registered..registered + size - rows);
+        registered += size - rows;
         running.stop();
         rows = *size;
         say(&format!("{rows} rows are there"));
-        seen.push(at_size(page, (&root, &data), rows, (&tree, &empty), rounds));
+        seen.push(at_size(page, (&root, &data), rows, &tree, rounds));
+        rows += FILES * rounds as u64;
     }
     print(page, &seen);
 }
@@ -53,12 +52,13 @@ fn at_size(
     page: &mut Page,
     (root, data): (&Path, &Path),
     rows: u64,
-    (tree, empty): (&Tree, &Hub),
+    tree: &Tree,
     rounds: usize,
 ) -> Seen {
     let root = root.join(format!("spokes-{rows}"));
     std::fs::create_dir(&root).unwrap();
     let full = Hub::over(&root, data.display().to_string());
+    let empty = &Hub::new(&root, 1);
     let standings = race(vec![
         Contender::new("many rows", rounds, |n| {
             push_at(&full, tree, &format!("s{rows}-{n}"), None)

@@ -3,12 +3,12 @@
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use libtest_mimic::Trial;
 
-use crate::site::{CLOCK, Site, Spoke, pass_of, sized, tiny, tree, wait_for};
+use crate::site::{CLOCK, Site, Spoke, bytes_below, pass_of, sized, tiny, tree, wait_for};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
@@ -99,12 +99,12 @@ fn sp_01_a_file_replaced_while_it_is_sent_never_lands_as_a_mixture() {
     let path = spoke.put("d/m/2024/03/31/02/large.parquet", &sized(1, 24_000_000));
     let other = spoke.source().join("d/.other");
     fs::write(&other, sized(2, 24_000_000)).unwrap();
-    let push = spoke.start_push();
+    let mut push = spoke.push_command();
+    push.args(["--bandwidth", "12MB/s"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut push = push.spawn().unwrap();
     let staging = site.path().join("hub/staging");
-    let mut push = push;
-    wait_for("the file is on its way", || {
-        tree_bytes(&staging) > 1_000_000 || push.try_wait().unwrap().is_some()
-    });
+    wait_for("the file is on its way", || bytes_below(&staging) > 1_000_000);
+    assert!(push.try_wait().unwrap().is_none(), "the push ended before the file was replaced");
     fs::rename(&other, &path).unwrap();
     let pass = pass_of(push.wait_with_output().unwrap());
     assert_eq!(pass.count("failed"), 0, "{pass:?}");
@@ -118,11 +118,6 @@ fn sp_01_a_file_replaced_while_it_is_sent_never_lands_as_a_mixture() {
     if digests == [first] {
         assert_eq!(again.count("modified"), 1, "{again:?}");
     }
-}
-
-fn tree_bytes(folder: &std::path::Path) -> u64 {
-    let items = fs::read_dir(folder).into_iter().flatten().flatten();
-    items.filter_map(|i| i.metadata().ok()).map(|m| m.len()).sum()
 }
 
 fn set_modified(path: &std::path::Path, at: SystemTime) {

@@ -12,7 +12,7 @@ use libtest_mimic::Trial;
 use serde_json::Value;
 
 use crate::badnet::{BadNet, Shape};
-use crate::site::{Site, Spoke, json, sized, tiny, wait_for};
+use crate::site::{Site, Spoke, bytes_below, json, sized, tiny, wait_for};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
@@ -131,10 +131,7 @@ fn a_watching_push_outlives_a_hub_that_is_down_and_ends_cleanly_in_a_transfer() 
     spoke.put("d/m/2024/03/31/03/large.parquet", &sized(2, 40_000_000));
     let daemon = Daemon::start(&spoke, &["--bandwidth", "300kB/s"]);
     let staging = site.path().join("hub/staging");
-    wait_for("the transfer runs", || {
-        let items = fs::read_dir(&staging).into_iter().flatten().flatten();
-        items.filter_map(|i| i.metadata().ok()).any(|m| m.len() > 300_000)
-    });
+    wait_for("the transfer runs", || bytes_below(&staging) > 300_000);
     let (code, took) = daemon.stop();
     assert_eq!(code, Some(0));
     assert!(took < Duration::from_secs(10), "{took:?}");

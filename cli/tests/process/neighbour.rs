@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use libtest_mimic::Trial;
 
 use crate::netns::{inside, lacks, must};
-use crate::site::{Site, barque, ended, json, pass_of, sized};
+use crate::site::{Site, barque, bytes_below, ended, json, pass_of, sized};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
@@ -106,10 +106,7 @@ fn a_ping_beside_a_paced_push_stays_under_twice_idle() {
     let mut push = link.inside(&link.spoke, &args);
     let mut push = push.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let staging = site.path().join("hub/staging");
-    let staged = || {
-        let items = std::fs::read_dir(&staging).into_iter().flatten().flatten();
-        items.filter_map(|i| i.metadata().ok()).map(|m| m.len()).max().unwrap_or(0)
-    };
+    let staged = || bytes_below(&staging);
     let is_under_way = |from: u64| {
         crate::site::wait_for("the push is under way", || staged() > from + 500_000);
     };

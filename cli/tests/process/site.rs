@@ -263,6 +263,21 @@ pub fn tree(root: &Path) -> BTreeMap<String, (Sha256Digest, u64)> {
     found
 }
 
+/// The bytes of all files below a folder, which may change meanwhile.
+pub fn bytes_below(root: &Path) -> u64 {
+    let (mut sum, mut folders) = (0, vec![root.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for item in fs::read_dir(folder).into_iter().flatten().flatten() {
+            match item.metadata() {
+                Ok(m) if m.is_dir() => folders.push(item.path()),
+                Ok(m) => sum += m.len(),
+                Err(_) => {}
+            }
+        }
+    }
+    sum
+}
+
 /// How many names below a folder are candidates by the rules of the README, counted anew here.
 fn candidates(folder: &Path) -> u64 {
     let mut count = 0;

@@ -38,7 +38,8 @@ impl Ledger {
         if checked.is_some_and(|c| (0..DAY_MS).contains(&(now.unix_ms() - c))) {
             return Ok(0);
         }
-        // All rows of a new ledger are of files that were there just now.
+        // The rows of a new ledger are of files that were there just now; in one that an older
+        // version made it begins a day later.
         if checked.is_none() {
             return self.set_rows_checked(&hub, now).map(|()| 0);
         }

@@ -548,12 +548,12 @@ mod tests {
             since: Timestamp::from_unix_ms(1),
         };
         let line = |name: &str, outcome| OutcomeLine::new(path(name), sha256, outcome, 1);
-        let (a, b) = (line("a", Outcome::Stored), line("b", Outcome::Refused));
+        let (a, b) = (line("a", Outcome::Registered), line("b", Outcome::Refused));
         let rows = [row("a"), row("b")];
         assert!(!leaves_out(&[b.clone(), a.clone()], &rows));
         assert!(leaves_out(std::slice::from_ref(&a), &rows));
         // As many lines, of another file, or said twice, or of one that was withdrawn.
-        assert!(leaves_out(&[a.clone(), line("c", Outcome::Stored)], &rows));
+        assert!(leaves_out(&[a.clone(), line("c", Outcome::Registered)], &rows));
         assert!(leaves_out(&[a.clone(), a.clone()], &rows));
         assert!(leaves_out(&[a, line("b", Outcome::Withdrawn)], &rows));
     }

@@ -12,6 +12,9 @@ use crate::error::Error;
 /// Numbers further apart than this are looked up by themselves.
 const GAP: u64 = 8;
 
+/// Rows that are read for each number of a run; of a run with more, each number is looked up alone.
+const ROWS_EACH: u64 = 2 * GAP;
+
 /// What is known of those numbers that were asked for; of others, nothing.
 pub struct Numbers {
     /// Answered for good, in order.
@@ -22,14 +25,20 @@ pub struct Numbers {
 
 impl Numbers {
     pub fn is_answered(&self, seq: u64) -> bool {
+        let seq = kept(seq);
         let behind = self.answered.partition_point(|(lo, _)| *lo <= seq);
         behind.checked_sub(1).is_some_and(|at| self.answered[at].1 >= seq)
     }
 
-    /// How many files came with this number.
+    /// How many files came with this number; 2 may be more.
     pub fn files(&self, seq: u64) -> u64 {
-        self.files.get(&seq).copied().unwrap_or(0)
+        self.files.get(&kept(seq)).copied().unwrap_or(0)
     }
+}
+
+/// A number as the manifest keeps it.
+fn kept(seq: u64) -> u64 {
+    unsigned(signed(seq))
 }
 
 /// What the manifest knows of these numbers of a spoke's series.
@@ -39,7 +48,7 @@ pub fn numbers(
     series: SeriesId,
     asked: impl Iterator<Item = u64>,
 ) -> Result<Numbers, Error> {
-    let mut asked: Vec<u64> = asked.collect();
+    let mut asked: Vec<u64> = asked.map(kept).collect();
     asked.sort_unstable();
     let series = series.to_string();
     let mut known = Numbers { answered: Vec::new(), files: HashMap::new() };
@@ -57,16 +66,32 @@ pub fn numbers(
         for range in ranges.query_map(key, pair).map_err(wrap())? {
             known.answered.push(range.map_err(wrap())?);
         }
-        let mut files = c
-            .prepare_cached(
-                "SELECT seq, count(*) FROM files WHERE namespace = ?1 AND series = ?2
-                 AND seq BETWEEN ?3 AND ?4 GROUP BY seq",
-            )
-            .map_err(wrap())?;
-        for number in files.query_map(key, pair).map_err(wrap())? {
-            let (seq, count) = number.map_err(wrap())?;
-            known.files.insert(seq, count);
+        let most = ROWS_EACH * run.len() as u64;
+        let of_run = seqs(c, (spoke, &series), (*first, *last), most)?;
+        if (of_run.len() as u64) < most {
+            of_run.into_iter().for_each(|seq| *known.files.entry(seq).or_default() += 1);
+            continue;
+        }
+        // Many files under one number, as no spoke of ours has them.
+        for seq in run {
+            let some = seqs(c, (spoke, &series), (*seq, *seq), 2)?;
+            known.files.insert(*seq, some.len() as u64);
         }
     }
     Ok(known)
+}
+
+/// Numbers of files from one to another, once for each file, so many at the most.
+fn seqs(
+    c: &Connection,
+    (spoke, series): (&SpokeId, &str),
+    (first, last): (u64, u64),
+    most: u64,
+) -> Result<Vec<u64>, Error> {
+    let sql = "SELECT seq FROM files WHERE namespace = ?1 AND series = ?2
+               AND seq BETWEEN ?3 AND ?4 ORDER BY seq LIMIT ?5";
+    let key = params![spoke.as_str(), series, signed(first), signed(last), signed(most)];
+    c.prepare_cached(sql)
+        .and_then(|mut s| s.query_map(key, |r| r.get(0).map(unsigned))?.collect())
+        .map_err(wrap())
 }

@@ -1,0 +1,1 @@
+-- Version 4: staged files lie in folders by their numbers, where an older program does not look.
