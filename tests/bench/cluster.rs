@@ -25,7 +25,7 @@ pub fn acks(page: &mut Page, files: u64, rounds: u64) {
         "\n{SPOKES} spokes at once, {files} files of 4 KiB in all; files acknowledged a second"
     );
     tell!(page, "\n| nodes | median | min | max |\n|---|---|---|---|");
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let mut rates: [Vec<f64>; 2] = Default::default();
     for round in 0..rounds {
         for (at, nodes) in [1, 3].into_iter().enumerate() {
@@ -135,7 +135,7 @@ impl<'a> Loader<'a> {
 /// whether everything is there at the end.
 pub fn kills(page: &mut Page, times: u64) {
     tell!(page, "\nthe leader of three nodes killed (-9) {times} times under load");
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let mut hub = Hub::new(root.path(), 3);
     let spokes: Vec<Spoke> = (0..2).map(|n| hub.spoke(&format!("s{n}"))).collect();
     let loaders: Vec<Loader> = spokes.iter().map(Loader::new).collect();
@@ -227,7 +227,7 @@ pub fn fairness(page: &mut Page, files: u64) {
         page,
         "\npushes of {A_PASS} files to the leader beside an import of {files} files of 4 KiB"
     );
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let hub = Hub::new(root.path(), 3);
     let island = hub.spoke("island");
     island.fill(0..files, SMALL);

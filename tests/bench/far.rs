@@ -45,7 +45,7 @@ fn over(
     (files, size): (u64, usize),
     rounds: usize,
 ) -> Vec<crate::race::Standing> {
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let root = std::fs::canonicalize(root.path()).unwrap();
     let tree = &Tree::make(&root.join("source"), files, size);
     let hub = &Hub::new(&root, 1);
@@ -97,7 +97,7 @@ pub fn cuts(page: &mut Page, files: u64) {
         bits_per_second: Some(20e6),
         cut_every: Some(Duration::from_secs(5)),
     };
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let tree = Tree::make(&root.path().join("source"), files, 64 << 10);
     let hub = Hub::new(root.path(), 1);
     let link = Link::to(&hub.nodes[0].listen, line);

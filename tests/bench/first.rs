@@ -21,7 +21,7 @@ pub struct Work {
 /// Barque beside the others: all read the same tree, each run writes to new folders.
 pub fn run(page: &mut Page, work: &Work) {
     tell!(page, "\nfirst push of {} files of {} KiB\n", work.files, work.size / 1024);
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let root = std::fs::canonicalize(root.path()).unwrap();
     let tree = Tree::make(&root.join("source"), work.files, work.size);
     let hub = Hub::new(&root, 1);

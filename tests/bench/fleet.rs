@@ -13,7 +13,7 @@ const SIZE: usize = 4096;
 /// So many spokes push 1,000 files each, and one pushes as many as ten of them.
 pub fn run(page: &mut Page, spokes: usize) {
     tell!(page, "\n{spokes} spokes at once, 1,000 files of 4 KiB each\n");
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let root = std::fs::canonicalize(root.path()).unwrap();
     let many = Tree::make(&root.join("many"), 10_000, SIZE);
     let few = Tree::make(&root.join("few"), 1_000, SIZE);

@@ -58,7 +58,7 @@ impl Grown {
 }
 
 fn root() -> (tempfile::TempDir, PathBuf) {
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let path = std::fs::canonicalize(root.path()).unwrap();
     (root, path)
 }

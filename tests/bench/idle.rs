@@ -15,7 +15,7 @@ const FIND: &str = "find -printf";
 /// Warm, then cold: the page cache is dropped before each (root).
 pub fn run(page: &mut Page, files: u64, rounds: usize) {
     tell!(page, "\na pass with nothing to do, {files} known files of {SIZE} bytes\n");
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let root = std::fs::canonicalize(root.path()).unwrap();
     let tree = &Tree::make(&root.join("source"), files, SIZE);
     let hub = Hub::new(&root, 1);

@@ -186,7 +186,7 @@ pub fn register_all(node: &Node, bundle: &Arc<BundleRef>, numbers: Range<u64>) {
 
 /// Operations a second, and proposals for each 10,000 of them.
 fn measure(count: usize, operations: u64) -> (f64, f64) {
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let all = nodes(count, root.path());
     // By a node that does not lead, where there is one: the longer way.
     let leader = all[0].parts.node.status().leader;

@@ -32,7 +32,7 @@ pub fn run(page: &mut Page, sizes: &[u64]) {
         page,
         "\na manifest of many files; {BETWEEN} files are registered before each checkpoint"
     );
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let data = root.path().join("data");
     manifest::create(&data);
     let node = manifest::start(&data);

@@ -31,7 +31,7 @@ struct Known {
 
 pub fn run(page: &mut Page, files: u64, rounds: usize) {
     tell!(page, "\n{files} known entries offered in pages of {PAGE}, {AT_ONCE} at once\n");
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let data = root.path().join("data");
     let known = fill(&data, files);
     let hub = Hub::over(root.path(), data.display().to_string());

@@ -51,6 +51,14 @@ pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// A new folder for one work, which goes with it unless `BENCH_KEEP` is set: ext4 makes files slowly
+/// for minutes where many were deleted, so a work behind another one should not meet that.
+pub fn folder() -> tempfile::TempDir {
+    let mut folder = tempfile::tempdir_in(".").unwrap();
+    folder.disable_cleanup(std::env::var_os("BENCH_KEEP").is_some());
+    folder
+}
+
 /// An address that nobody listens on at the moment.
 pub fn free_address() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()

@@ -26,7 +26,7 @@ struct Seen {
 /// that serves it.
 pub fn run(page: &mut Page, sizes: &[u64], rounds: usize) {
     tell!(page, "\npushes of {FILES} files of 4 KiB to a hub with many manifest rows\n");
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let root = std::fs::canonicalize(root.path()).unwrap();
     let tree = Tree::make(&root.join("tree"), FILES, 4096);
     let data = root.join("data");

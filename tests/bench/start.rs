@@ -9,7 +9,7 @@ use crate::process::{Hub, Running, program};
 use crate::stats::Sorted;
 
 pub fn run(page: &mut Page, rounds: usize) {
-    let root = tempfile::tempdir_in(".").unwrap();
+    let root = crate::process::folder();
     let hub = Hub::new(root.path(), 1);
     let spoke = hub.spoke("s");
     spoke.fill(0..1, 4096);
