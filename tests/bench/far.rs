@@ -60,7 +60,7 @@ fn over(
     }
     if let Some(webdav) = &webdav {
         let push = |n| webdav.push(tree, &format!("t-{n}"), 16);
-        all.push(Contender::new("rclone, WebDAV, 16 at once", 1, push));
+        all.push(Contender::new("rclone WebDAV x16", 1, push));
     }
     all.push(Contender::new(RAW, rounds, |_| raw(tree, line)));
     let standings = race(all);

@@ -42,14 +42,14 @@ pub fn run(page: &mut Page, work: &Work) {
     for (kind, rclone) in [("WebDAV", &webdav), ("S3", &s3)] {
         for transfers in [16, 64] {
             let Some(rclone) = rclone else { continue };
-            let name = format!("rclone, {kind}, {transfers} at once");
+            let name = format!("rclone {kind} x{transfers}");
             let push = move |n| rclone.push(tree, &format!("t{transfers}-{n}"), transfers);
             all.push(Contender::new(&name, seldom, push));
         }
     }
     if let (Some(webdav), true) = (&webdav, peer::is_there("curl")) {
         let push = |n| webdav.curl(tree, &format!("curl-{n}"));
-        all.push(Contender::new("curl --parallel, WebDAV", seldom, push));
+        all.push(Contender::new("curl --parallel", seldom, push));
     }
     all.extend(limits(tree, root, often));
     let standings = race(all);

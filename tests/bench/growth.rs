@@ -190,7 +190,7 @@ fn by_round_trip(page: &mut Page, all: &[u64]) {
         if peer::is_there("rclone") {
             let rclone = Rclone::webdav(&root, Some(wire));
             let cost = rclone.push(&tree, "t", 16);
-            seconds.add("rclone, WebDAV, 16 at once", at, cost.seconds);
+            seconds.add("rclone WebDAV x16", at, cost.seconds);
         }
     }
     let plot = Plot {
