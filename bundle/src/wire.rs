@@ -74,7 +74,7 @@ pub struct Problem {
 }
 
 /// `POST /api/v1/sync/reconcile`: which of these files does the hub lack?
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReconcileRequest {
     pub series: SeriesId,
     pub seq_head: u64,
@@ -95,7 +95,7 @@ pub struct ReconcileRequest {
 }
 
 /// An entry whose path has not been judged: one bad path never fails a page.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WireEntry {
     pub path: String,
     pub sha256: Sha256Digest,

@@ -3,7 +3,7 @@
 //! It keeps V1 (a file appears by one rename of verified, synced bytes) and V2 (a rename never
 //! replaces). No temporary name ever stands here.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
@@ -38,12 +38,19 @@ const SEEN_MAX: usize = 10_000;
 /// Folders that are known to be durable at the most.
 const DURABLE_MAX: usize = 20_000;
 
-/// Folders of landing that were looked at for one body: that they are real ones, on its device. What
-/// an operator puts in their place meanwhile is not seen.
+/// Folders of landing that were looked at for one body: real ones on its device, and those that were
+/// not there. What an operator puts there meanwhile is found by the rename, which replaces nothing.
 #[derive(Debug, Default)]
 pub struct Seen {
     device: Option<u64>,
-    folders: HashSet<String>,
+    folders: HashMap<String, Folder>,
+}
+
+/// How a folder of landing was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Folder {
+    There,
+    Absent,
 }
 
 /// What stands at a landed name before anything is written there.
@@ -84,22 +91,26 @@ impl Landing {
     }
 
     /// Looks before bytes are taken: a folder or file in the way is found early. Folders that were
-    /// seen are not looked at again.
+    /// looked at are not looked at again, and nothing is looked for in one that was not there.
     pub fn target(&self, landed: &str, seen: &mut Seen) -> io::Result<Target> {
         let device = match seen.device {
             Some(device) => device,
             None => *seen.device.insert(fs::metadata(&self.root)?.dev()),
         };
         let (folder, name) = landed.rsplit_once('/').unwrap_or(("", landed));
-        if seen.folders.contains(folder) {
-            return self.walk_to(&self.root.join(folder), name, device);
+        match seen.folders.get(folder) {
+            Some(Folder::Absent) => return Ok(Target::Free),
+            Some(Folder::There) => return self.walk_to(&self.root.join(folder), name, device),
+            None => {}
         }
         let target = self.walk_to(&self.root, landed, device)?;
-        if self.root.join(folder).is_dir() && !matches!(target, Target::Blocked(_)) {
+        if !matches!(target, Target::Blocked(_)) {
             if seen.folders.len() >= SEEN_MAX {
                 seen.folders.clear();
             }
-            seen.folders.insert(folder.to_owned());
+            let is_there = self.root.join(folder).is_dir();
+            let found = if is_there { Folder::There } else { Folder::Absent };
+            seen.folders.insert(folder.to_owned(), found);
         }
         Ok(target)
     }
@@ -294,6 +305,26 @@ mod tests {
         ));
         fs::write(landing.path("s/a/c.parquet"), "").unwrap();
         assert_eq!(landing.target("s/a/c.parquet", &mut seen()).unwrap(), Target::File);
+    }
+
+    #[test]
+    fn what_one_body_has_looked_at_counts_for_that_body_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let landing = Landing::open(&dir.path().join("l"), &dir.path().join("s")).unwrap();
+        fs::create_dir_all(landing.path("s/there")).unwrap();
+        let mut seen = Seen::default();
+        for folder in ["s/there", "s/new/deep"] {
+            let target = landing.target(&format!("{folder}/a.parquet"), &mut seen).unwrap();
+            assert_eq!(target, Target::Free);
+            // A file that stands in a folder is seen, unless the whole folder came since.
+            fs::create_dir_all(landing.path(folder)).unwrap();
+            fs::write(landing.path(folder).join("b.parquet"), "").unwrap();
+        }
+        let mut find = |landed| landing.target(landed, &mut seen).unwrap();
+        assert_eq!(find("s/there/b.parquet"), Target::File);
+        assert_eq!(find("s/new/deep/b.parquet"), Target::Free);
+        let again = landing.target("s/new/deep/b.parquet", &mut Seen::default()).unwrap();
+        assert_eq!(again, Target::File);
     }
 
     #[test]

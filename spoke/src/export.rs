@@ -210,7 +210,7 @@ impl Run<'_> {
     ) -> Result<ExportReport, Error> {
         let is_dry = self.options.mode == Mode::DryRun;
         if !is_dry {
-            ledger.recover(self.edge.now())?;
+            ledger.recover()?;
         }
         let scan = self.scan(state, ledger, source)?;
         let (mut resumed, unfinished) = self.unfinished(ledger)?;

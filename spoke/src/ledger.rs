@@ -3,6 +3,7 @@
 //! A cache of truth: the hub's receipts are what counts. It keeps D5 by its schema: `synced`
 //! without a stored receipt cannot exist.
 
+pub mod answers;
 pub mod bundles;
 pub mod change;
 mod known;
@@ -32,6 +33,7 @@ const KIND: Kind = Kind {
         include_str!("ledger/migrations/2.sql"),
         include_str!("ledger/migrations/3.sql"),
         include_str!("ledger/migrations/4.sql"),
+        include_str!("ledger/migrations/5.sql"),
     ],
     synchronous: "FULL",
     journal_bytes: 16 << 20,

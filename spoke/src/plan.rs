@@ -8,7 +8,6 @@ use crate::ledger::FileRow;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
     Pending,
-    InFlight,
     Exported,
     Synced,
     Conflict,
@@ -20,9 +19,8 @@ pub enum State {
 }
 
 impl State {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 9] = [
         Self::Pending,
-        Self::InFlight,
         Self::Exported,
         Self::Synced,
         Self::Conflict,
@@ -36,7 +34,6 @@ impl State {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
-            Self::InFlight => "in_flight",
             Self::Exported => "exported",
             Self::Synced => "synced",
             Self::Conflict => "conflict",
@@ -99,9 +96,7 @@ pub fn after_look(known: Option<Known>, look: Look) -> Step {
     match (known.state, look) {
         // Only a person moves these on.
         (State::Conflict | State::Failed | State::Modified | State::Dismissed, _) => Step::Refresh,
-        (State::Synced | State::Exported | State::Pending | State::InFlight, _) if is_same => {
-            Step::Refresh
-        }
+        (State::Synced | State::Exported | State::Pending, _) if is_same => Step::Refresh,
         (State::Removed, Look::Whole(_)) if is_same => Step::Refresh,
         (State::Synced | State::Exported, _) => Step::Modify,
         (_, Look::Whole(_)) => Step::Number,
@@ -224,7 +219,7 @@ mod tests {
         let step = |state, look| after_look(Some(Known { state, sha256: Some(a) }), look);
         for state in State::ALL {
             let (same, other, held) = match state {
-                State::Pending | State::InFlight => (Step::Refresh, Step::Number, Step::Skip),
+                State::Pending => (Step::Refresh, Step::Number, Step::Skip),
                 State::Synced | State::Exported => (Step::Refresh, Step::Modify, Step::Modify),
                 State::Skipped => (Step::Number, Step::Number, Step::Skip),
                 State::Removed => (Step::Refresh, Step::Number, Step::Skip),

@@ -4,6 +4,7 @@
 //! One link fault costs no file an attempt; a few in a row end the pass as "hub not reached".
 
 mod ceiling;
+mod check_in;
 mod flow;
 mod open;
 mod pass;
@@ -248,7 +249,7 @@ impl Opened<'_> {
         if mode == Mode::DryRun {
             return self.pass(ledger, &line).await;
         }
-        ledger.recover(edge.now())?;
+        ledger.recover()?;
         let number = ledger.begin_pass(hub.hub_id, edge.now())?;
         let passed = self.pass(ledger, &line).await;
         let end = match &passed {
@@ -368,7 +369,7 @@ impl Opened<'_> {
             return Ok(true);
         }
         let tally = ledger.open_tally(hub_id)?;
-        if tally.of(State::Pending) + tally.of(State::InFlight) > 0 {
+        if tally.of(State::Pending) > 0 {
             return Ok(true);
         }
         let Some(hub) = ledger.hub(hub_id)? else { return Ok(true) };

@@ -28,7 +28,7 @@ pub use walk::Ignored;
 use walk::Visit;
 
 /// Changes that are written together.
-const BATCH: usize = 500;
+const BATCH: usize = 2_000;
 /// Files, and bytes of them, that are asked of the disk together.
 const NEXT_FILES: usize = 64;
 const NEXT_BYTES: u64 = 32 << 20;
@@ -262,7 +262,7 @@ impl Run<'_> {
     /// A file that waits goes as the settings say now.
     fn classify(&mut self, path: &FilePath, row: &KnownRow) -> Result<(), Error> {
         let class = self.scanner.priorities.class(path.as_str());
-        if row.class == class || !matches!(row.state, State::Pending | State::InFlight) {
+        if row.class == class || row.state != State::Pending {
             return Ok(());
         }
         self.note(Change::Class { path: path.clone(), class })
@@ -276,11 +276,7 @@ impl Run<'_> {
     ) -> Result<(), Error> {
         match state {
             State::Skipped => self.report.skip(path.as_str(), code.unwrap_or("skipped")),
-            State::Pending | State::InFlight => {
-                self.report.count(State::Pending);
-                self.meet(path)?;
-            }
-            State::Exported => {
+            State::Pending | State::Exported => {
                 self.report.count(state);
                 self.meet(path)?;
             }

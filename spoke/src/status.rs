@@ -117,11 +117,13 @@ pub fn status(state: &StateFolder) -> Result<Status, Error> {
     let mut hubs = Vec::new();
     for hub in config.hubs {
         let tally = ledger.tally(hub.hub_id)?;
+        let pending = tally.of(State::Pending);
+        let in_flight = ledger.files_under_way(hub.hub_id)?.min(pending);
         hubs.push(HubStatus {
             hub_id: hub.hub_id,
             urls: hub.urls,
-            pending: tally.of(State::Pending),
-            in_flight: tally.of(State::InFlight),
+            pending: pending - in_flight,
+            in_flight,
             exported: tally.of(State::Exported),
             synced: tally.of(State::Synced),
             failed: tally.of(State::Failed),

@@ -53,7 +53,7 @@ fn over(
     let webdav = peer::is_there("rclone").then(|| Rclone::webdav(&root, Some(line)));
     let link = &Link::to(&hub.nodes[0].listen, line);
     let mut all = vec![Contender::new("Barque", rounds, |n| {
-        push_at(hub, tree, &format!("s{n}"), Some(&link.address))
+        push_at(hub, tree, &format!("s{n}"), Some(&link.address)).0
     })];
     if let Some(rsync) = &rsync {
         all.push(Contender::new("rsync", rounds, |n| rsync.push(tree, &format!("a-{n}"), &[])));

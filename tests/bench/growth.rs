@@ -181,7 +181,7 @@ fn by_round_trip(page: &mut Page, all: &[u64]) {
         let at = *trip as f64;
         let hub = Hub::new(&root, 1);
         let link = Link::to(&hub.nodes[0].listen, wire);
-        let cost = crate::first::push_at(&hub, &tree, "s", Some(&link.address));
+        let (cost, _) = crate::first::push_at(&hub, &tree, "s", Some(&link.address));
         seconds.add("Barque", at, cost.seconds);
         if peer::is_there("rsync") {
             let rsync = Rsync::start(&root, Some(wire));

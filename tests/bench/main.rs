@@ -26,6 +26,7 @@ mod race;
 mod rows;
 mod start;
 mod stats;
+mod syncthing;
 mod tree;
 
 use std::path::PathBuf;

@@ -61,8 +61,7 @@ impl Page {
     fn origin(&self, is_quick: bool, commit: &str) -> String {
         let quick = if is_quick { "--quick " } else { "" };
         let version = |program: &str| said(Command::new(program).arg("--version"));
-        let versions: Vec<String> =
-            ["rsync", "rclone", "curl"].into_iter().filter_map(version).map(short).collect();
+        let versions: Vec<String> = PEERS.into_iter().filter_map(version).map(short).collect();
         let day = said(Command::new("date").args(["-u", "+%F"])).unwrap_or_default();
         format!(
             "`just bench {quick}{}`, {day}, at {}; {}; {}.",
@@ -73,6 +72,8 @@ impl Page {
         )
     }
 }
+
+const PEERS: [&str; 4] = ["rsync", "rclone", "curl", "syncthing"];
 
 /// The commit that is measured, by its short name.
 pub fn commit() -> String {

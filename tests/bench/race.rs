@@ -45,13 +45,15 @@ pub struct Standing {
     pub cpu_seconds: Sorted,
 }
 
-/// Runs all contenders in turn, so that a machine whose pace drifts favours none.
+/// Runs all contenders in turn, so that a machine whose pace drifts favours none; one without a
+/// round is left out.
 ///
 /// `BENCH_ONLY` may name some of them, with commas between, for a closer look.
 pub fn race(mut contenders: Vec<Contender>) -> Vec<Standing> {
     if let Ok(only) = std::env::var("BENCH_ONLY") {
         contenders.retain(|c| only.split(',').any(|name| name == c.name));
     }
+    contenders.retain(|c| c.rounds > 0);
     let mut costs: Vec<Vec<Cost>> = contenders.iter().map(|_| Vec::new()).collect();
     for round in 0..contenders.iter().map(|c| c.rounds).max().unwrap_or(0) {
         let turn = contenders.iter_mut().zip(&mut costs).filter(|(c, _)| round < c.rounds);

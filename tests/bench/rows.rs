@@ -61,9 +61,9 @@ fn at_size(
     let empty = &Hub::new(&root, 1);
     let standings = race(vec![
         Contender::new("many rows", rounds, |n| {
-            push_at(&full, tree, &format!("s{rows}-{n}"), None)
+            push_at(&full, tree, &format!("s{rows}-{n}"), None).0
         }),
-        Contender::new("empty", rounds, |n| push_at(empty, tree, &format!("e{rows}-{n}"), None)),
+        Contender::new("empty", rounds, |n| push_at(empty, tree, &format!("e{rows}-{n}"), None).0),
     ]);
     tell!(page, "{rows} rows:\n\n{}", table(&standings, tree.files, tree.bytes()));
     Seen {

@@ -46,6 +46,8 @@ pub fn trials() -> Vec<Trial> {
         trial!(hb_06_nothing_counts_as_sent_when_something_else_answers),
         trial!(sp_10_a_poison_file_goes_last_and_is_named),
         trial!(the_next_bundle_goes_out_before_the_one_before_it_is_answered),
+        trial!(the_check_in_goes_out_before_the_last_bundle_is_answered),
+        trial!(what_the_last_bundle_left_is_told_at_the_end),
     ]);
     trials
 }
@@ -68,6 +70,57 @@ fn the_next_bundle_goes_out_before_the_one_before_it_is_answered() {
     assert!(carried > 3_000_000, "{carried} bytes are fewer than this test is for");
     assert_eq!(connections, 1, "the spoke waited for an answer and gave the connection up");
     site.assert_landed(&[&spoke]);
+}
+
+/// Two spokes with equal files; the second hears nothing from within its bundle until it has sent
+/// nearly as much as the first did in all.
+fn the_check_in_goes_out_before_the_last_bundle_is_answered() {
+    /// Less than a check-in takes, and more than the end of a connection.
+    const LAST: u64 = 400;
+    let site = Site::new();
+    let hub = site.hub();
+    let mut whole = None;
+    for name in ["s1", "s2"] {
+        let spoke = site.spoke(name);
+        for n in 0..100 {
+            spoke.put(&format!("d/m/2024/03/31/00/f{n:04}.parquet"), &sized(n, 3_000));
+        }
+        let hold = whole.map_or((u64::MAX, u64::MAX), |all| (200_000, all - LAST));
+        let proxy = HoldingProxy::start(&hub.address, hold.0, hold.1);
+        spoke.edit_config(&hub.address, &proxy.address);
+        spoke.edit_config("stall = \"60s\"", "stall = \"3s\"");
+        let pass = spoke.push();
+        assert_eq!((pass.code, pass.count("sent")), (0, 100), "{pass:?}");
+        let (carried, connections) = proxy.carried();
+        assert_eq!(connections, 1, "the spoke waited for an answer and gave the connection up");
+        assert!(carried > 400_000, "{carried} bytes are fewer than this test is for");
+        whole = Some(carried);
+        let shown = json(&["hub", "spoke", "show", name, "--data", &site.data(), "--json"]);
+        assert_eq!(shown["report"]["pending_files"], 0, "{shown}");
+    }
+}
+
+/// Beside the last bundle the hub is told that nothing will be left, and then that is not so.
+fn what_the_last_bundle_left_is_told_at_the_end() {
+    let site = Site::new();
+    let _hub = site.hub();
+    let spoke = site.spoke("s");
+    for n in 0..3 {
+        spoke.put(&format!("d/m/2024/03/31/00/f{n}.parquet"), &tiny(n));
+    }
+    let blocked = site.landing().join("s/d/m/2024/03/31/00/f1.parquet");
+    std::fs::create_dir_all(blocked.parent().unwrap()).unwrap();
+    std::fs::write(&blocked, "foreign").unwrap();
+    let told = || {
+        let shown = json(&["hub", "spoke", "show", "s", "--data", &site.data(), "--json"]);
+        shown["report"]["pending_files"].as_u64().unwrap()
+    };
+    let pass = spoke.push();
+    assert_eq!((pass.count("sent"), pass.count("left")), (2, 1), "{pass:?}");
+    assert_eq!(told(), 1);
+    std::fs::remove_file(&blocked).unwrap();
+    let pass = spoke.push();
+    assert_eq!((pass.code, pass.count("sent"), told()), (0, 1, 0), "{pass:?}");
 }
 
 /// The spoke calls the box instead of the hub, and is not patient.

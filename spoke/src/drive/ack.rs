@@ -17,7 +17,7 @@ use crate::edge::Edge;
 use crate::error::Error;
 use crate::identity::Identity;
 use crate::ledger::Ledger;
-use crate::ledger::change::is_for_the_hub;
+use crate::ledger::answers::is_for_the_hub;
 use crate::lock::Lock;
 use crate::scan::NAMED_MAX;
 

@@ -10,8 +10,9 @@ use barque_bundle::open::Form;
 use barque_bundle::{BundleId, FilePath, HubId, OutcomeLine, Ranges, SeriesId, Timestamp, receipt};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
+use super::answers::{Unsettled, apply_line};
 use super::read::row as file_row;
-use super::{FileRow, Ledger, change, signed, unsigned};
+use super::{FileRow, Ledger, signed, unsigned};
 use crate::error::Error;
 
 /// Bundles that a header or a check-in names at the most, newest first.
@@ -434,7 +435,7 @@ impl Ledger {
         self.transaction(|c| {
             let mut applied = Vec::new();
             for line in lines {
-                if change::apply_line(c, &hub, line, receipt_id, now)? {
+                if apply_line(c, &hub, line, (receipt_id, now), Unsettled::Passes)? {
                     applied.push(line.clone());
                 }
             }

@@ -1,14 +1,11 @@
 //! Writes to the ledger: each in one transaction, durable before anyone hears of it.
 
-use barque_bundle::{
-    BundleId, FilePath, HubEpoch, HubId, Outcome, OutcomeLine, Ranges, Receipt, SeriesId,
-    Sha256Digest, Timestamp,
-};
+use barque_bundle::{FilePath, HubEpoch, HubId, Ranges, SeriesId, Sha256Digest, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::{Ledger, StatRow, signed, unsigned};
 use crate::error::Error;
-use crate::plan::{State, after_outcome};
+use crate::plan::State;
 
 /// What a look at one file changes.
 #[derive(Clone, Debug)]
@@ -37,34 +34,10 @@ impl Change {
     }
 }
 
-/// What a receipt changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
-    pub lines: Vec<OutcomeLine>,
-}
-
-/// By the index of what is open: a search by the bundle would read every row.
-pub(super) const GIVE_BACK: &str =
-    "UPDATE files INDEXED BY files_open SET state = 'pending', bundle_id = NULL, since = ?3
-     WHERE hub_id = ?1 AND bundle_id = ?2 AND state = 'in_flight' AND state <> 'synced'";
-
 /// The partition key of a file whose path names no time: after all that do.
 const NO_PARTITION_MS: i64 = i64::MIN;
 
 impl Ledger {
-    /// What a crash left in flight is pending again; how many rows that was.
-    pub fn recover(&mut self, now: Timestamp) -> Result<usize, Error> {
-        self.transaction(|c| {
-            c.execute(
-                "UPDATE files INDEXED BY files_open
-                 SET state = 'pending', bundle_id = NULL, since = ?1
-                 WHERE hub_id IN (SELECT hub_id FROM hubs) AND state = 'in_flight'
-                   AND state <> 'synced'",
-                [now.unix_ms()],
-            )
-        })
-    }
-
     /// Writes the findings of a scan; numbers are given out in their order.
     pub fn record(
         &mut self,
@@ -77,79 +50,6 @@ impl Ledger {
             let mut numbers = Numbers::default();
             changes.iter().try_for_each(|ch| record_one(c, &hub, ch, (&mut numbers, now)))?;
             numbers.write(c, &hub)
-        })
-    }
-
-    /// Marks files as on their way in a bundle.
-    pub fn depart(
-        &mut self,
-        hub_id: HubId,
-        bundle_id: BundleId,
-        paths: &[&FilePath],
-        now: Timestamp,
-    ) -> Result<(), Error> {
-        self.transaction(|c| {
-            let mut update = c.prepare_cached(
-                "UPDATE files SET state = 'in_flight', bundle_id = ?3, since = ?4
-                 WHERE hub_id = ?1 AND path = ?2 AND state = 'pending'",
-            )?;
-            for path in paths {
-                update.execute(params![
-                    hub_id.to_string(),
-                    path.as_str(),
-                    bundle_id.to_string(),
-                    now.unix_ms()
-                ])?;
-            }
-            Ok(())
-        })
-    }
-
-    /// Stores a verified receipt and applies the lines whose path and digest equal their rows.
-    pub fn apply_receipt(
-        &mut self,
-        hub_id: HubId,
-        receipt: &Receipt,
-        now: Timestamp,
-    ) -> Result<Applied, Error> {
-        let hub = hub_id.to_string();
-        self.transaction(|c| {
-            let mut applied = Applied::default();
-            if receipt.lines.is_empty() {
-                return Ok(applied);
-            }
-            let answers = serde_json::to_string(&receipt.head.answers).unwrap_or_default();
-            c.execute(
-                "INSERT INTO receipts (hub_id, answers, received_at, ack, sig, outcomes)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-                params![
-                    hub,
-                    answers,
-                    receipt.head.received_at.unix_ms(),
-                    receipt.ack,
-                    receipt.sig,
-                    receipt.outcomes
-                ],
-            )?;
-            let receipt_id = c.last_insert_rowid();
-            for line in &receipt.lines {
-                if apply_line(c, &hub, line, receipt_id, now)? {
-                    applied.lines.push(line.clone());
-                }
-            }
-            Ok(applied)
-        })
-    }
-
-    /// Files that come back from a bundle without an outcome are pending again.
-    pub fn give_back(
-        &mut self,
-        hub_id: HubId,
-        bundle_id: BundleId,
-        now: Timestamp,
-    ) -> Result<usize, Error> {
-        self.transaction(|c| {
-            c.execute(GIVE_BACK, params![hub_id.to_string(), bundle_id.to_string(), now.unix_ms()])
         })
     }
 
@@ -376,13 +276,13 @@ fn replace_series(c: &Connection, hub: &str, series: SeriesId) -> rusqlite::Resu
     c.execute("DELETE FROM voids WHERE hub_id = ?1", [hub])?;
     c.execute(
         "UPDATE files SET seq = NULL
-         WHERE hub_id = ?1 AND state NOT IN ('pending', 'in_flight') AND seq IS NOT NULL",
+         WHERE hub_id = ?1 AND state <> 'pending' AND seq IS NOT NULL",
         [hub],
     )?;
     let numbered = c.execute(
         "UPDATE files SET seq = n.seq
          FROM (SELECT path, row_number() OVER (ORDER BY seq) AS seq FROM files
-               WHERE hub_id = ?1 AND state IN ('pending', 'in_flight')) AS n
+               WHERE hub_id = ?1 AND state = 'pending') AS n
          WHERE files.hub_id = ?1 AND files.path = n.path",
         [hub],
     )?;
@@ -414,6 +314,15 @@ fn offer_again(
         params![hub, signed(offered as u64)],
     )?;
     Ok(())
+}
+
+/// A row that waits, for an INSERT.
+macro_rules! numbered_row {
+    () => {
+        " INTO files (hub_id, path, state, sha256, size_bytes, mtime_ns, ctime_ns, inode, seq,
+                      partition_ms, since, class)
+         VALUES (?1, ?2, 'pending', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)"
+    };
 }
 
 /// Gives out numbers of the hub's series within one transaction, which writes their head once.
@@ -449,7 +358,7 @@ fn void_open_number(c: &Connection, hub: &str, path: &str, reason: &str) -> rusq
         "INSERT OR IGNORE INTO voids (hub_id, series, seq, reason)
          SELECT f.hub_id, h.series, f.seq, ?3 FROM files f JOIN hubs h ON h.hub_id = f.hub_id
          WHERE f.hub_id = ?1 AND f.path = ?2 AND f.seq IS NOT NULL
-           AND f.state IN ('pending', 'in_flight', 'failed', 'dismissed')",
+           AND f.state IN ('pending', 'failed', 'dismissed')",
     )?
     .execute([hub, path, reason])
     .map(drop)
@@ -467,27 +376,8 @@ fn record_one(
                 .execute(params![hub, path.as_str(), class])?;
         }
         Change::Number { path, stat, sha256, class } => {
-            void_open_number(c, hub, path.as_str(), "content changed before it was sent")?;
             let seq = numbers.next(c, hub)?;
-            let partition = path.partition().map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
-            c.prepare_cached(
-                "INSERT OR REPLACE INTO files (hub_id, path, state, sha256, size_bytes, mtime_ns,
-                                               ctime_ns, inode, seq, partition_ms, since, class)
-                 VALUES (?1, ?2, 'pending', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
-            )?
-            .execute(params![
-                hub,
-                path.as_str(),
-                sha256.as_bytes(),
-                signed(stat.size_bytes),
-                stat.mtime_ns,
-                stat.ctime_ns,
-                stat.inode.cast_signed(),
-                signed(seq),
-                partition,
-                now.unix_ms(),
-                class
-            ])?;
+            number(c, hub, (path, stat, sha256, *class), (seq, now))?;
         }
         Change::Refresh { path, stat } => {
             c.prepare_cached(
@@ -507,6 +397,35 @@ fn record_one(
             void_open_number(c, hub, path.as_str(), code)?;
             leave(c, hub, (path, stat, *state), (code, detail), now)?;
         }
+    }
+    Ok(())
+}
+
+/// Writes a row that waits under a number; one that the file had is void.
+fn number(
+    c: &Connection,
+    hub: &str,
+    (path, stat, sha256, class): (&FilePath, &StatRow, &Sha256Digest, u32),
+    (seq, now): (u64, Timestamp),
+) -> rusqlite::Result<()> {
+    let partition = path.partition().map_or(NO_PARTITION_MS, |p| p.start.unix_ms());
+    let row = params![
+        hub,
+        path.as_str(),
+        sha256.as_bytes(),
+        signed(stat.size_bytes),
+        stat.mtime_ns,
+        stat.ctime_ns,
+        stat.inode.cast_signed(),
+        signed(seq),
+        partition,
+        now.unix_ms(),
+        class
+    ];
+    // Nearly all are new: one statement finds that out and writes them.
+    if c.prepare_cached(concat!("INSERT OR IGNORE", numbered_row!()))?.execute(row)? == 0 {
+        void_open_number(c, hub, path.as_str(), "content changed before it was sent")?;
+        c.prepare_cached(concat!("INSERT OR REPLACE", numbered_row!()))?.execute(row)?;
     }
     Ok(())
 }
@@ -544,49 +463,4 @@ fn leave(
         now.unix_ms()
     ])
     .map(drop)
-}
-
-/// Whether an operator of the hub has to act before this file can land: then it waits.
-pub(crate) fn is_for_the_hub(line: &OutcomeLine) -> bool {
-    line.code.as_deref() == Some(barque_bundle::receipt::LANDING_BLOCKED)
-}
-
-/// True when the line's path and digest equal a row that waits for an answer.
-pub(super) fn apply_line(
-    c: &Connection,
-    hub: &str,
-    line: &OutcomeLine,
-    receipt_id: i64,
-    now: Timestamp,
-) -> rusqlite::Result<bool> {
-    let Some(state) = after_outcome(line.outcome).filter(|_| !is_for_the_hub(line)) else {
-        // The number stays open; the row is looked at again by the caller.
-        let n = c
-            .prepare_cached(
-                "UPDATE files SET state = 'pending', bundle_id = NULL
-                 WHERE hub_id = ?1 AND path = ?2 AND sha256 = ?3 AND state = 'in_flight'",
-            )?
-            .execute(params![hub, line.path.as_str(), line.sha256.as_bytes()])?;
-        return Ok(n > 0 || line.outcome == Outcome::Withdrawn);
-    };
-    let kept_receipt = (state == State::Synced).then_some(receipt_id);
-    let n = c
-        .prepare_cached(
-            "UPDATE files SET state = ?4, receipt_id = ?5, their_sha256 = ?6, code = ?7,
-                    detail = ?8, since = ?9, attempts = 0, mismatches = 0
-             WHERE hub_id = ?1 AND path = ?2 AND sha256 = ?3
-               AND state IN ('pending', 'in_flight', 'exported')",
-        )?
-        .execute(params![
-            hub,
-            line.path.as_str(),
-            line.sha256.as_bytes(),
-            state.as_str(),
-            kept_receipt,
-            line.their_sha256.map(|d| d.as_bytes().to_vec()),
-            line.code,
-            line.detail,
-            now.unix_ms()
-        ])?;
-    Ok(n > 0)
 }

@@ -82,7 +82,7 @@ impl FileRow {
 /// A few hubs, and in each the one path: CROSS keeps the planner from looking through all files.
 pub(super) const DIGEST_FOR_ANOTHER: &str =
     "SELECT f.* FROM hubs h CROSS JOIN files f ON f.hub_id = h.hub_id AND f.path = ?2
-     WHERE h.hub_id <> ?1 AND f.state IN ('pending', 'in_flight', 'exported', 'synced')";
+     WHERE h.hub_id <> ?1 AND f.state IN ('pending', 'exported', 'synced')";
 
 /// One search for each column where a key may differ: a chain of ORs would walk the index from its
 /// start for every page, and the time of a pass would grow with the square of what waits.
@@ -251,7 +251,7 @@ impl Ledger {
         for item in rows {
             let (state, files, bytes, since) = item.map_err(self.wrap())?;
             tally.files.insert(state, files);
-            if matches!(state, State::Pending | State::InFlight) {
+            if state == State::Pending {
                 tally.pending_bytes += bytes;
                 let since = Timestamp::from_unix_ms(since);
                 tally.oldest_pending =
@@ -259,6 +259,14 @@ impl Ledger {
             }
         }
         Ok(tally)
+    }
+
+    /// Files that are on their way in bundles, of those that are pending.
+    pub fn files_under_way(&self, hub_id: HubId) -> Result<u64, Error> {
+        let sum = "SELECT coalesce(sum(files), 0) FROM under_way WHERE hub_id = ?1";
+        self.connection
+            .query_row(sum, [hub_id.to_string()], |r| r.get(0).map(unsigned))
+            .map_err(self.wrap())
     }
 
     /// Void numbers of a series that the hub has not recorded yet, the lowest ones first.
@@ -346,7 +354,7 @@ impl Ledger {
         self.connection
             .query_row(
                 "SELECT count(*) FROM met JOIN files f ON f.path = met.path
-                 WHERE f.hub_id = ?1 AND f.state IN ('pending', 'in_flight', 'exported')",
+                 WHERE f.hub_id = ?1 AND f.state IN ('pending', 'exported')",
                 [hub_id.to_string()],
                 |r| r.get(0).map(unsigned),
             )

@@ -28,7 +28,7 @@ CREATE TABLE receipts (
 CREATE TABLE files (
     hub_id       TEXT NOT NULL,
     path         TEXT NOT NULL,
-    state        TEXT NOT NULL CHECK (state IN
+    state        TEXT NOT NULL CHECK (state IN -- none is in_flight since version 5
                  ('pending', 'in_flight', 'exported', 'synced', 'conflict', 'failed', 'skipped',
                   'removed', 'modified', 'dismissed')),
     sha256       BLOB,
@@ -112,3 +112,11 @@ CREATE TABLE bundles (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX files_by_bundle ON files (hub_id, bundle_id, path)
     WHERE state IN ('pending', 'exported') AND bundle_id IS NOT NULL;
+
+-- Bundles that go over the wire now. Their files are pending: only a receipt moves them.
+CREATE TABLE under_way (
+    bundle_id TEXT PRIMARY KEY,
+    hub_id    TEXT NOT NULL,
+    files     INTEGER NOT NULL,
+    bytes     INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;

@@ -50,6 +50,8 @@ pub(super) struct Work {
     is_slow: bool,
     /// The hub has said that it takes no more at once.
     pub(super) is_single: bool,
+    /// What the hub was told beside the last bundles, and has answered.
+    pub(super) told: Option<Box<ReconcileRequest>>,
 }
 
 impl Work {
@@ -63,7 +65,18 @@ impl Work {
             is_met: false,
             is_slow: false,
             is_single: false,
+            told: None,
         }
+    }
+
+    /// Whether calls go one after the other.
+    fn is_one_by_one(&self) -> bool {
+        self.is_slow || self.is_single
+    }
+
+    /// Whether nothing is left to offer or to send.
+    fn is_empty(&self) -> bool {
+        self.is_offered && self.parts.is_empty() && self.waiting.is_empty()
     }
 }
 
@@ -85,6 +98,7 @@ type Answer = Result<(ReconcileResponse, Receipt), CallError>;
 enum Done {
     Sent(BundleId, Box<Result<Sent, CallError>>),
     Offered(u64, Box<ReconcileRequest>, Box<Answer>, Duration),
+    CheckedIn(Box<ReconcileRequest>, Box<Answer>),
 }
 
 type Call = Pin<Box<dyn Future<Output = Done> + Send>>;
@@ -112,6 +126,8 @@ struct UnderWay {
     unoffered: Vec<(Vec<FileRow>, CallError)>,
     /// The hub is another: what is under way counts for nothing.
     starts_over: bool,
+    /// A check-in went beside the last bundles.
+    is_closing: bool,
 }
 
 impl UnderWay {
@@ -129,7 +145,14 @@ impl UnderWay {
             broke: Vec::new(),
             unoffered: Vec::new(),
             starts_over: false,
+            is_closing: false,
         }
+    }
+
+    /// Files that wait for the answer to their bundle, and their bytes.
+    fn unanswered(&self) -> (u64, u64) {
+        let rows = self.bundles.values().flatten();
+        rows.fold((0, 0), |(files, bytes), r| (files + 1, bytes + r.stat.size_bytes))
     }
 
     /// Whether all went well so far.
@@ -166,7 +189,7 @@ impl Pass<'_> {
         }
         self.note_spent(results)?;
         for bundle_id in way.bundles.keys() {
-            self.ledger.give_back(self.hub_id(), *bundle_id, self.edge.now())?;
+            self.ledger.give_back(*bundle_id)?;
         }
         flowed?;
         if way.starts_over {
@@ -202,6 +225,7 @@ impl Pass<'_> {
         loop {
             if is_changed && way.goes_on() {
                 self.start(work, way, results)?;
+                self.check_in_early(work, way, results)?;
             }
             is_changed = true;
             if way.is_idle() || way.starts_over {
@@ -248,7 +272,7 @@ impl Pass<'_> {
     ) -> Result<(), Stop> {
         // The first call alone finds out whether one connection takes several, and how fast it is.
         let offers_max = if work.is_met { OFFERS_MAX } else { 1 };
-        let one_by_one = work.is_slow || work.is_single;
+        let one_by_one = work.is_one_by_one();
         if one_by_one && !way.is_idle() {
             return Ok(());
         }
@@ -262,7 +286,7 @@ impl Pass<'_> {
         if self.bodies_end || self.is_used_up(results) {
             work.waiting.clear();
         }
-        let unanswered: u64 = way.bundles.values().flatten().map(|r| r.stat.size_bytes).sum();
+        let (_, unanswered) = way.unanswered();
         let is_full = way.bundles.len() >= BUNDLES_MAX
             || unanswered > UNANSWERED_BYTES
             || (one_by_one && !way.offers.is_empty());
@@ -283,6 +307,33 @@ impl Pass<'_> {
         way.bundles.insert(bundle_id, rows);
         way.body = Some(bundle_id);
         way.sending.push(call);
+        Ok(())
+    }
+
+    /// Checks in while the last bundles are settled, so that a long line is not waited for once more.
+    /// It counts what is under way as answered: the check-in at the end goes unless that came true.
+    fn check_in_early(
+        &mut self,
+        work: &Work,
+        way: &mut UnderWay,
+        results: &Results,
+    ) -> Result<(), Stop> {
+        let is_last = work.is_empty() && way.body.is_none() && way.asking.is_empty();
+        let is_in_order = work.is_alone || work.is_one_by_one();
+        if !is_last || is_in_order || way.bundles.is_empty() || way.is_closing || self.bodies_end {
+            return Ok(());
+        }
+        way.is_closing = true;
+        self.note_as_of(results)?;
+        let mut request = Box::new(self.request(&[])?);
+        let ((files, bytes), status) = (way.unanswered(), &mut request.status);
+        status.pending_files = status.pending_files.saturating_sub(files);
+        status.pending_bytes = status.pending_bytes.saturating_sub(bytes);
+        let client = Arc::clone(&self.client);
+        way.asking.push(Box::pin(async move {
+            let answer = Box::new(client.reconcile(&request).await);
+            Done::CheckedIn(request, answer)
+        }));
         Ok(())
     }
 
@@ -360,9 +411,9 @@ impl Pass<'_> {
                 way.body.take_if(|b| *b == bundle_id);
                 self.note_spent(results)?;
                 let error = match *sent {
-                    Ok(sent) => self.take_receipt((bundle_id, &rows), &sent, results)?,
+                    Ok(sent) => self.take_receipt(&rows, &sent, results)?,
                     Err(e) => {
-                        self.ledger.give_back(self.hub_id(), bundle_id, self.edge.now())?;
+                        self.ledger.give_back(bundle_id)?;
                         Some(e)
                     }
                 };
@@ -375,27 +426,46 @@ impl Pass<'_> {
                 let rows = way.offers.remove(&number).unwrap_or_default();
                 work.is_slow = took > SLOW;
                 match *answer {
-                    Ok((response, receipt)) => {
-                        work.is_met = true;
-                        match self.take_offer(&request, &response, &receipt, results)? {
-                            Taken::Overtaken => {
-                                work.parts.push_front(rows);
-                                return Ok(());
-                            }
-                            Taken::As(end) => way.starts_over |= end == End::StartOver,
-                        }
-                        let missing = self.missing_of(&rows, response);
-                        let bytes =
-                            |r: &[FileRow]| r.iter().map(|r| r.stat.size_bytes).sum::<u64>();
-                        let (files, known) = (rows.len() - missing.len(), bytes(&rows));
-                        self.answered(files as u64, known - bytes(&missing));
-                        if !self.bodies_end && !missing.is_empty() {
-                            work.waiting.extend(self.to_send(missing));
-                        }
-                    }
+                    Ok(answer) => self.take_page(rows, &request, answer, (work, way), results)?,
                     Err(e) => way.unoffered.push((rows, e)),
                 }
             }
+            Done::CheckedIn(request, answer) => {
+                // One that failed is made again at the end.
+                let Ok((response, receipt)) = *answer else { return Ok(()) };
+                match self.take_offer(&request, &response, &receipt, results)? {
+                    Taken::As(End::Done) => work.told = Some(request),
+                    Taken::As(End::StartOver) => way.starts_over = true,
+                    Taken::Overtaken => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the answer to a page of offers in; what the hub lacks waits to be sent.
+    fn take_page(
+        &mut self,
+        rows: Vec<FileRow>,
+        request: &ReconcileRequest,
+        (response, receipt): (ReconcileResponse, Receipt),
+        (work, way): (&mut Work, &mut UnderWay),
+        results: &mut Results,
+    ) -> Result<(), Stop> {
+        work.is_met = true;
+        match self.take_offer(request, &response, &receipt, results)? {
+            Taken::Overtaken => {
+                work.parts.push_front(rows);
+                return Ok(());
+            }
+            Taken::As(end) => way.starts_over |= end == End::StartOver,
+        }
+        let missing = self.missing_of(&rows, response);
+        let bytes = |r: &[FileRow]| r.iter().map(|r| r.stat.size_bytes).sum::<u64>();
+        let (files, known) = (rows.len() - missing.len(), bytes(&rows));
+        self.answered(files as u64, known - bytes(&missing));
+        if !self.bodies_end && !missing.is_empty() {
+            work.waiting.extend(self.to_send(missing));
         }
         Ok(())
     }

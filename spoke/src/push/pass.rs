@@ -50,7 +50,7 @@ pub(super) struct Settings<'a> {
 }
 
 /// What came of an offer.
-enum Offered {
+pub(super) enum Offered {
     Answer(Box<ReconcileResponse>, End),
     /// Something on the way took no body of that size; less goes in one from now on.
     TooLarge,
@@ -87,11 +87,11 @@ pub(super) struct Pass<'a> {
     /// Uploads that broke off since one was brought on.
     pub(super) upload_breaks: u32,
     /// Files that wait for an answer, and their bytes.
-    open: (u64, u64),
+    pub(super) open: (u64, u64),
     /// Bytes of bodies in this pass that the ledger knows of.
     pub(super) noted_bytes: u64,
     /// Bundles on drives that the hub has imported, as it said.
-    arrived: BTreeSet<BundleId>,
+    pub(super) arrived: BTreeSet<BundleId>,
 }
 
 impl<'a> Pass<'a> {
@@ -149,75 +149,10 @@ impl Pass<'_> {
                 return Ok(end);
             }
         }
-        match self.check_in(results).await? {
+        match self.check_in(work.told.take(), results).await? {
             End::Done => self.hear_of_drives(results).await,
             end => Ok(end),
         }
-    }
-
-    /// Offers the files of bundles that arrived on drives, so that the hub's word on each comes by
-    /// this road too; what it lacks all the same waits again.
-    async fn hear_of_drives(&mut self, results: &mut Results) -> Result<End, Stop> {
-        let hub_id = self.hub_id();
-        for bundle in std::mem::take(&mut self.arrived) {
-            let mut after = String::new();
-            self.ledger.renumber_exported(hub_id, bundle)?;
-            loop {
-                if self.is_time_up() {
-                    return Ok(End::Done);
-                }
-                let mut rows = self.ledger.files_of_bundle(hub_id, bundle, &after, PAGE)?;
-                let Some(last) = rows.last() else { break };
-                after = last.path.to_string();
-                rows.retain(|r| r.state == State::Exported && r.seq.is_some());
-                if rows.is_empty() {
-                    continue;
-                }
-                let (missing, end) = self.offer(&rows, results).await?;
-                let missing: Vec<String> = missing.iter().map(|r| r.path.to_string()).collect();
-                self.ledger.give_back_exported(hub_id, &missing, self.edge.now())?;
-                if end == End::StartOver {
-                    return Ok(end);
-                }
-            }
-        }
-        self.ledger.close_bundles(hub_id, self.edge.now())?;
-        Ok(End::Done)
-    }
-
-    /// Counts what is still to be answered, for the hub to know. Between the ends of a pass it is kept
-    /// by what is settled: to count takes as long as there are files.
-    fn count_open(&mut self) -> Result<(), Error> {
-        let tally = self.ledger.open_tally(self.hub_id())?;
-        let files = tally.of(State::Pending) + tally.of(State::InFlight);
-        self.open = (files, tally.pending_bytes);
-        Ok(())
-    }
-
-    /// So many files, and bytes of them, are answered.
-    pub(super) fn answered(&mut self, files: u64, bytes: u64) {
-        let open = &mut self.open;
-        *open = (open.0.saturating_sub(files), open.1.saturating_sub(bytes));
-    }
-
-    /// Also an idle pass says that it was here, and up to when everything is known.
-    async fn check_in(&mut self, results: &mut Results) -> Result<End, Stop> {
-        if results.scan_is_complete() {
-            // In hub time, and not later than the scan began: all that lay there then was seen.
-            let age =
-                i64::try_from(self.settings.scan_started.elapsed().as_millis()).unwrap_or(i64::MAX);
-            self.ledger.set_as_of(self.hub_id(), self.hub_now().plus_ms(-age))?;
-        }
-        self.count_open()?;
-        let end = loop {
-            if let Offered::Answer(_, end) = self.reconcile(&[], results).await? {
-                break end;
-            }
-        };
-        if end == End::Done && results.stopped_by.is_none() && !results.is_partial() {
-            self.ledger.set_last_success(self.hub_id(), self.edge.now())?;
-        }
-        Ok(end)
     }
 
     /// Notes why no more may be sent, if that is so.
@@ -403,7 +338,7 @@ impl Pass<'_> {
     }
 
     /// Offers entries and takes the answer into the ledger.
-    async fn reconcile(
+    pub(super) async fn reconcile(
         &mut self,
         entries: &[Entry],
         results: &mut Results,

@@ -506,7 +506,6 @@ mod tests {
         // One is left beside the exported one, five have outcomes, one turns out to be damaged.
         scan.states.insert(State::Pending, 7);
         scan.states.remove(&State::Skipped);
-        scan.states.remove(&State::InFlight);
         let mut results = Results::new(scan, (0, 0));
         for outcome in Outcome::ALL {
             let path = format!("{}.parquet", outcome.as_str()).parse().unwrap();

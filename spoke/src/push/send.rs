@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::fault::{self, Fault};
 use crate::hub_client::{CallError, Parcel, Progress, Sent};
 use crate::ledger::FileRow;
-use crate::ledger::change::is_for_the_hub;
+use crate::ledger::answers::is_for_the_hub;
 use crate::plan::{self, Load};
 
 /// Times that a file's bytes may arrive damaged before it waits for a person; once a pass counts.
@@ -143,7 +143,7 @@ impl Pass<'_> {
         rows: &[FileRow],
         results: &mut Results,
     ) -> Result<Option<Vec<FileRow>>, Stop> {
-        let waiting = self.still_pending(rows)?;
+        let waiting = self.still_pending(&rows.iter().collect::<Vec<_>>())?;
         let waiting = self.still_there(waiting, results)?;
         if waiting.is_empty() {
             return Ok(Some(waiting));
@@ -316,9 +316,9 @@ impl Pass<'_> {
         let sent = self.follow(results, sending).await;
         self.note_spent(results)?;
         match sent {
-            Ok(sent) => self.take_receipt((bundle_id, rows), &sent, results),
+            Ok(sent) => self.take_receipt(rows, &sent, results),
             Err(e) => {
-                self.ledger.give_back(self.hub_id(), bundle_id, self.edge.now())?;
+                self.ledger.give_back(bundle_id)?;
                 Ok(Some(e))
             }
         }
@@ -333,8 +333,8 @@ impl Pass<'_> {
         let header = self.header(bundle_id, rows)?;
         let parcels =
             rows.iter().filter_map(|r| Some(Parcel { entry: r.entry()?, stat: r.stat })).collect();
-        let paths: Vec<&FilePath> = rows.iter().map(|r| &r.path).collect();
-        self.ledger.depart(self.hub_id(), bundle_id, &paths, self.edge.now())?;
+        let size = (rows.len() as u64, header.value.total_bytes);
+        self.ledger.depart(self.hub_id(), bundle_id, size)?;
         tracing::debug!(
             bundle = %bundle_id,
             files = rows.len(),
@@ -406,7 +406,7 @@ impl Pass<'_> {
     /// Takes a receipt into the ledger; why the rest was not taken, if it was not.
     pub(super) fn take_receipt(
         &mut self,
-        (bundle_id, rows): (BundleId, &[FileRow]),
+        rows: &[FileRow],
         sent: &Sent,
         results: &mut Results,
     ) -> Result<Option<CallError>, Error> {
@@ -415,11 +415,8 @@ impl Pass<'_> {
         self.body_answered()?;
         let applied = self.ledger.apply_receipt(hub_id, &sent.receipt, now)?;
         barque_bundle::fault::after(barque_bundle::fault::Step::LedgerWritten);
-        let left = match leaves_out(&applied.lines, rows) {
-            true => self.ledger.give_back(hub_id, bundle_id, now)?,
-            false => 0,
-        };
-        if left > 0 && sent.stopped.is_none() {
+        let is_whole = sent.stopped.is_none();
+        if is_whole && !self.still_pending(&without_line(&applied.lines, rows))?.is_empty() {
             // Taken and not visible yet: the hub's log says why.
             results.stopped("hub_left_files", None);
         }
@@ -484,7 +481,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    fn still_pending(&self, rows: &[FileRow]) -> Result<Vec<FileRow>, Error> {
+    fn still_pending(&self, rows: &[&FileRow]) -> Result<Vec<FileRow>, Error> {
         let mut still = Vec::new();
         for row in rows {
             let fresh = self.ledger.file(self.hub_id(), &row.path)?;
@@ -494,13 +491,10 @@ impl Pass<'_> {
     }
 }
 
-/// Whether a row may still be in flight after these lines were applied: to look is a search of all
-/// that is open.
-fn leaves_out(applied: &[OutcomeLine], rows: &[FileRow]) -> bool {
-    // A withdrawn file counts as applied whether its row was there or not.
-    let settled = applied.iter().filter(|l| l.outcome != Outcome::Withdrawn).map(|l| &l.path);
-    let settled: HashSet<&FilePath> = settled.collect();
-    !rows.iter().all(|r| settled.contains(&r.path))
+/// The rows, as they were sent, that none of the lines which were applied speaks of.
+fn without_line<'r>(applied: &[OutcomeLine], rows: &'r [FileRow]) -> Vec<&'r FileRow> {
+    let lines: HashSet<_> = applied.iter().map(|l| (&l.path, Some(l.sha256))).collect();
+    rows.iter().filter(|r| !lines.contains(&(&r.path, r.sha256))).collect()
 }
 
 fn refusal(stopped: &Stopped) -> CallError {
@@ -530,12 +524,12 @@ mod tests {
     use crate::ledger::StatRow;
 
     #[test]
-    fn what_no_line_settles_is_left_out() {
+    fn what_no_line_speaks_of_is_found() {
         let sha256 = Sha256Digest::of(b"");
         let path = |name: &str| -> FilePath { format!("{name}.parquet").parse().unwrap() };
         let row = |name: &str| FileRow {
             path: path(name),
-            state: State::InFlight,
+            state: State::Pending,
             sha256: Some(sha256),
             stat: StatRow { size_bytes: 1, mtime_ns: 1, ctime_ns: 1, inode: 1 },
             seq: Some(1),
@@ -550,11 +544,17 @@ mod tests {
         let line = |name: &str, outcome| OutcomeLine::new(path(name), sha256, outcome, 1);
         let (a, b) = (line("a", Outcome::Registered), line("b", Outcome::Refused));
         let rows = [row("a"), row("b")];
-        assert!(!leaves_out(&[b.clone(), a.clone()], &rows));
-        assert!(leaves_out(std::slice::from_ref(&a), &rows));
-        // As many lines, of another file, or said twice, or of one that was withdrawn.
-        assert!(leaves_out(&[a.clone(), line("c", Outcome::Registered)], &rows));
-        assert!(leaves_out(&[a.clone(), a.clone()], &rows));
-        assert!(leaves_out(&[a, line("b", Outcome::Withdrawn)], &rows));
+        let left = |lines: &[&OutcomeLine]| {
+            let lines: Vec<OutcomeLine> = lines.iter().copied().cloned().collect();
+            without_line(&lines, &rows).into_iter().map(|r| r.path.to_string()).collect::<Vec<_>>()
+        };
+        assert!(left(&[&b, &a]).is_empty());
+        assert!(left(&[&a, &line("b", Outcome::Withdrawn)]).is_empty());
+        assert_eq!(left(&[&a]), ["b.parquet"]);
+        // As many lines, of another file, said twice, or of other bytes.
+        assert_eq!(left(&[&a, &line("c", Outcome::Registered)]), ["b.parquet"]);
+        assert_eq!(left(&[&a, &a]), ["b.parquet"]);
+        let other = OutcomeLine::new(path("b"), Sha256Digest::of(b"x"), Outcome::Withdrawn, 1);
+        assert_eq!(left(&[&a, &other]), ["b.parquet"]);
     }
 }

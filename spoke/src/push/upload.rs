@@ -40,14 +40,14 @@ impl Pass<'_> {
                 // It changed and has another number now: its turn comes anew.
                 return Ok(Bundle::Through);
             }
-            self.ledger.depart(hub_id, bundle_id, &[&row.path], self.edge.now())?;
+            self.ledger.depart(hub_id, bundle_id, (1, row.stat.size_bytes))?;
             let mut reached = 0;
             let tried = self.upload_once(&header, &row, &mut reached, results).await;
+            self.ledger.give_back(bundle_id)?;
             let Some(error) = tried? else {
                 self.upload_breaks = 0;
                 return Ok(Bundle::Through);
             };
-            self.ledger.give_back(hub_id, bundle_id, self.edge.now())?;
             if self.is_too_large(&error) {
                 continue;
             }
@@ -89,7 +89,7 @@ impl Pass<'_> {
         match self.bring(header, row, reached, results).await {
             Ok(Some(sent)) => {
                 let rows = std::slice::from_ref(row);
-                self.take_receipt((header.value.bundle_id, rows), &sent, results)
+                self.take_receipt(rows, &sent, results)
             }
             Ok(None) => Ok(None),
             Err(e) => Ok(Some(e)),
