@@ -38,6 +38,8 @@ pub fn long(page: &mut Page, files: u64, rounds: usize) {
 }
 
 const RAW: &str = "raw TCP";
+/// On a longer line rclone takes a quarter of an hour: some four calls a file.
+const RCLONE_FOLLOWS: Duration = Duration::from_millis(200);
 
 fn over(
     page: &mut Page,
@@ -50,7 +52,8 @@ fn over(
     let tree = &Tree::make(&root.join("source"), files, size);
     let hub = &Hub::new(&root, 1);
     let rsync = peer::is_there("rsync").then(|| Rsync::start(&root, Some(line)));
-    let webdav = peer::is_there("rclone").then(|| Rclone::webdav(&root, Some(line)));
+    let follows = line.round_trip <= RCLONE_FOLLOWS && peer::is_there("rclone");
+    let webdav = follows.then(|| Rclone::webdav(&root, Some(line)));
     let link = &Link::to(&hub.nodes[0].listen, line);
     let mut all = vec![Contender::new("Barque", rounds, |n| {
         push_at(hub, tree, &format!("s{n}"), Some(&link.address)).0

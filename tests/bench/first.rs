@@ -18,6 +18,8 @@ pub struct Work {
     pub rounds: usize,
     /// Of peers that take many times longer.
     pub slow_rounds: usize,
+    /// Also rclone with the pace that it comes with: some 30 ms a file.
+    pub paced: bool,
 }
 
 /// Where Linux keeps files in memory.
@@ -73,8 +75,7 @@ fn below(page: &mut Page, work: &Work, root: &Path, place: &str) {
             all.push(Contender::new(&name, seldom, push));
         }
     }
-    // Some 30 ms a file.
-    if let (Some(webdav), true) = (&webdav, work.files <= 10_000) {
+    if let (Some(webdav), true) = (&webdav, work.paced) {
         let push = |n| webdav.push_paced(tree, &format!("paced-{n}"), 16);
         all.push(Contender::new("rclone WebDAV x16 as it comes", seldom, push));
     }

@@ -39,15 +39,17 @@ type Work = (&'static str, &'static str, fn(&mut Page, bool));
 const WORKS: [Work; 17] = [
     ("first", "10,000 files of 64 KiB, first push, beside peers", |page, quick| {
         let (files, rounds) = if quick { (2_000, 1) } else { (10_000, 3) };
-        first::run(page, &first::Work { files, size: 64 << 10, rounds, slow_rounds: 1 });
+        let size = 64 << 10;
+        first::run(page, &first::Work { files, size, rounds, slow_rounds: 1, paced: !quick });
     }),
     ("small", "100,000 files of 4 KiB, first push, beside peers", |page, quick| {
         let (files, rounds) = if quick { (10_000, 1) } else { (100_000, 3) };
-        first::run(page, &first::Work { files, size: 4 << 10, rounds, slow_rounds: 1 });
+        let size = 4 << 10;
+        first::run(page, &first::Work { files, size, rounds, slow_rounds: 1, paced: false });
     }),
     ("large", "4 files of 1 GiB, first push, beside peers", |page, quick| {
         let (files, size, rounds) = if quick { (1, 256 << 20, 1) } else { (4, 1 << 30, 3) };
-        first::run(page, &first::Work { files, size, rounds, slow_rounds: 1 });
+        first::run(page, &first::Work { files, size, rounds, slow_rounds: 1, paced: false });
     }),
     ("narrow", "10,000 files of 16 KiB over 100 ms and 50 Mbit/s", |page, quick| {
         far::narrow(page, if quick { 1_000 } else { 10_000 }, if quick { 1 } else { 3 });

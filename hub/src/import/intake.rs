@@ -373,6 +373,8 @@ impl Stage<'_> {
     /// Syncs the group's copies and notes them; a failed sync condemns all of them.
     fn flush(&mut self) -> Result<(), Error> {
         let Group { files, staged, slots, replaced, .. } = std::mem::take(&mut self.group);
+        // A drive takes hours: what stands in landing is looked at anew.
+        self.seen = Seen::default();
         let parts = self.parts();
         if !staged.is_empty() {
             let files: Vec<_> = staged.iter().map(|r| parts.staging.path(r.stage_no)).collect();

@@ -18,7 +18,16 @@ pub struct Applied {
 impl Ledger {
     /// Nothing is on its way any more, whatever a crash left; how many bundles that was.
     pub fn recover(&mut self) -> Result<usize, Error> {
-        self.transaction(|c| c.execute("DELETE FROM under_way", []))
+        self.transaction(|c| {
+            // A version before 5 that ran on while this one came may have marked rows since.
+            c.execute(
+                "UPDATE files INDEXED BY files_open SET state = 'pending', bundle_id = NULL
+                 WHERE hub_id IN (SELECT hub_id FROM hubs) AND state = 'in_flight'
+                   AND state <> 'synced'",
+                [],
+            )?;
+            c.execute("DELETE FROM under_way", [])
+        })
     }
 
     /// Notes a bundle that goes out. Its files stay pending: only a receipt moves them.

@@ -11,7 +11,7 @@ use barque_bundle::{BundleId, FilePath, HubId, OutcomeLine, Ranges, SeriesId, Ti
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::answers::{Unsettled, apply_line};
-use super::read::row as file_row;
+use super::read::{COLUMNS, row as file_row};
 use super::{FileRow, Ledger, signed, unsigned};
 use crate::error::Error;
 
@@ -205,7 +205,7 @@ impl Ledger {
         limit: usize,
     ) -> Result<Vec<FileRow>, Error> {
         let sql = format!(
-            "SELECT * FROM {FILES} WHERE hub_id = ?1 AND bundle_id = ?2 AND path > ?3
+            "SELECT {COLUMNS} FROM {FILES} WHERE hub_id = ?1 AND bundle_id = ?2 AND path > ?3
                AND {HAS_BUNDLE} ORDER BY path LIMIT ?4"
         );
         self.rows(

@@ -79,22 +79,42 @@ impl FileRow {
     }
 }
 
+/// The columns that [`row`] reads, in its order: to look them up by name takes longer than to read.
+macro_rules! columns {
+    () => {
+        "path, state, sha256, size_bytes, mtime_ns, ctime_ns, inode, seq, partition_ms, class,
+         attempts, their_sha256, code, detail, since"
+    };
+}
+pub(super) const COLUMNS: &str = columns!();
+
 /// A few hubs, and in each the one path: CROSS keeps the planner from looking through all files.
-pub(super) const DIGEST_FOR_ANOTHER: &str =
-    "SELECT f.* FROM hubs h CROSS JOIN files f ON f.hub_id = h.hub_id AND f.path = ?2
-     WHERE h.hub_id <> ?1 AND f.state IN ('pending', 'exported', 'synced')";
+pub(super) const DIGEST_FOR_ANOTHER: &str = concat!(
+    "SELECT ",
+    columns!(),
+    " FROM hubs h CROSS JOIN files f ON f.hub_id = h.hub_id AND f.path = ?2
+     WHERE h.hub_id <> ?1 AND f.state IN ('pending', 'exported', 'synced')"
+);
 
 /// One search for each column where a key may differ: a chain of ORs would walk the index from its
 /// start for every page, and the time of a pass would grow with the square of what waits.
-pub(super) const PENDING_PAGE: &str = "
-    SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending'
+pub(super) const PENDING_PAGE: &str = concat!(
+    "SELECT ",
+    columns!(),
+    " FROM files WHERE hub_id = ?1 AND state = 'pending'
         AND attempts = ?2 AND class = ?3 AND partition_ms = ?4 AND path > ?5
-    UNION ALL SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending'
+    UNION ALL SELECT ",
+    columns!(),
+    " FROM files WHERE hub_id = ?1 AND state = 'pending'
         AND attempts = ?2 AND class = ?3 AND partition_ms < ?4
-    UNION ALL SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending'
-        AND attempts = ?2 AND class > ?3
-    UNION ALL SELECT * FROM files WHERE hub_id = ?1 AND state = 'pending' AND attempts > ?2
-    ORDER BY attempts, class, partition_ms DESC, path LIMIT ?6";
+    UNION ALL SELECT ",
+    columns!(),
+    " FROM files WHERE hub_id = ?1 AND state = 'pending' AND attempts = ?2 AND class > ?3
+    UNION ALL SELECT ",
+    columns!(),
+    " FROM files WHERE hub_id = ?1 AND state = 'pending' AND attempts > ?2
+    ORDER BY attempts, class, partition_ms DESC, path LIMIT ?6"
+);
 
 pub(super) const OPEN_TALLY: &str =
     "SELECT state, count(*), coalesce(sum(size_bytes), 0), min(since) FROM files
@@ -133,42 +153,42 @@ impl Tally {
     }
 }
 
+/// A row of [`COLUMNS`].
 pub(super) fn row(r: &Row<'_>) -> rusqlite::Result<FileRow> {
-    let digest = |column: &str| -> rusqlite::Result<Option<Sha256Digest>> {
-        let bytes: Option<Vec<u8>> = r.get(column)?;
-        bytes
-            .map(|b| {
-                Sha256Digest::try_from(b.as_slice()).map_err(|_| rusqlite::Error::InvalidQuery)
-            })
-            .transpose()
+    let malformed = || rusqlite::Error::InvalidQuery;
+    let digest = |column: usize| -> rusqlite::Result<Option<Sha256Digest>> {
+        let bytes = r.get_ref(column)?.as_bytes_or_null()?;
+        bytes.map(|b| Sha256Digest::try_from(b).map_err(|_| malformed())).transpose()
     };
-    let path: String = r.get("path")?;
-    let state: String = r.get("state")?;
     Ok(FileRow {
-        path: path.parse().map_err(|_| rusqlite::Error::InvalidQuery)?,
-        state: State::parse(&state).ok_or(rusqlite::Error::InvalidQuery)?,
-        sha256: digest("sha256")?,
+        path: r.get_ref(0)?.as_str()?.parse().map_err(|_| malformed())?,
+        state: State::parse(r.get_ref(1)?.as_str()?).ok_or_else(malformed)?,
+        sha256: digest(2)?,
         stat: StatRow {
-            size_bytes: unsigned(r.get("size_bytes")?),
-            mtime_ns: r.get("mtime_ns")?,
-            ctime_ns: r.get("ctime_ns")?,
-            inode: r.get::<_, i64>("inode")?.cast_unsigned(),
+            size_bytes: unsigned(r.get(3)?),
+            mtime_ns: r.get(4)?,
+            ctime_ns: r.get(5)?,
+            inode: r.get::<_, i64>(6)?.cast_unsigned(),
         },
-        seq: r.get::<_, Option<i64>>("seq")?.map(unsigned),
-        partition_ms: r.get("partition_ms")?,
-        class: r.get("class")?,
-        attempts: r.get("attempts")?,
-        their_sha256: digest("their_sha256")?,
-        code: r.get("code")?,
-        detail: r.get("detail")?,
-        since: Timestamp::from_unix_ms(r.get("since")?),
+        seq: r.get::<_, Option<i64>>(7)?.map(unsigned),
+        partition_ms: r.get(8)?,
+        class: r.get(9)?,
+        attempts: r.get(10)?,
+        their_sha256: digest(11)?,
+        code: r.get(12)?,
+        detail: r.get(13)?,
+        since: Timestamp::from_unix_ms(r.get(14)?),
     })
 }
 
 impl Ledger {
     pub fn file(&self, hub_id: HubId, path: &FilePath) -> Result<Option<FileRow>, Error> {
         self.connection
-            .prepare_cached("SELECT * FROM files WHERE hub_id = ?1 AND path = ?2")
+            .prepare_cached(concat!(
+                "SELECT ",
+                columns!(),
+                " FROM files WHERE hub_id = ?1 AND path = ?2"
+            ))
             .and_then(|mut s| s.query_row([&hub_id.to_string(), path.as_str()], row).optional())
             .map_err(self.wrap())
     }
@@ -217,8 +237,11 @@ impl Ledger {
         limit: usize,
     ) -> Result<Vec<FileRow>, Error> {
         self.rows(
-            "SELECT * FROM files WHERE hub_id = ?1 AND state = ?2 AND path > ?3
-             ORDER BY path LIMIT ?4",
+            concat!(
+                "SELECT ",
+                columns!(),
+                " FROM files WHERE hub_id = ?1 AND state = ?2 AND path > ?3 ORDER BY path LIMIT ?4"
+            ),
             params![hub_id.to_string(), state.as_str(), after, signed(limit as u64)],
             row,
         )

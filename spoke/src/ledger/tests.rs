@@ -192,6 +192,9 @@ fn what_a_crash_left_in_flight_is_pending_again() {
     drop(l);
     let mut l = Ledger::open(&dir.path().join("ledger.db")).unwrap();
     assert_eq!(l.files_under_way(hub()).unwrap(), 1);
+    // As a version before 5 notes it, that ran on while the ledger was brought up.
+    let before = "UPDATE files SET state = 'in_flight', bundle_id = 'b'";
+    assert_eq!(l.connection.execute(before, []).unwrap(), 1);
     assert_eq!(l.recover().unwrap(), 1);
     assert_eq!(l.files_under_way(hub()).unwrap(), 0);
     assert_eq!(l.file(hub(), &path).unwrap().unwrap().state, State::Pending);

@@ -2,7 +2,6 @@
 //! drives.
 
 use barque_bundle::Ranges;
-use barque_bundle::wire::ReconcileRequest;
 
 use super::pass::{Offered, PAGE, Pass};
 use super::report::Results;
@@ -57,14 +56,10 @@ impl Pass<'_> {
 
     /// Also an idle pass says that it was here, and up to when everything is known; unless the hub
     /// was told just that beside the last bundles.
-    pub(super) async fn check_in(
-        &mut self,
-        told: Option<Box<ReconcileRequest>>,
-        results: &mut Results,
-    ) -> Result<End, Stop> {
+    pub(super) async fn check_in(&mut self, results: &mut Results) -> Result<End, Stop> {
         self.count_open()?;
         let mut end = End::Done;
-        if !self.still_holds(told)? {
+        if !self.still_holds()? {
             self.note_as_of(results)?;
             end = loop {
                 if let Offered::Answer(_, end) = self.reconcile(&[], results).await? {
@@ -90,8 +85,8 @@ impl Pass<'_> {
     }
 
     /// Whether what the hub was told is how things stand.
-    fn still_holds(&self, told: Option<Box<ReconcileRequest>>) -> Result<bool, Error> {
-        let Some(mut told) = told else { return Ok(false) };
+    fn still_holds(&mut self) -> Result<bool, Error> {
+        let Some(mut told) = self.told.take() else { return Ok(false) };
         let now = self.request(&[])?;
         told.seen_position = now.seen_position;
         // The answer has noted those that it was told.

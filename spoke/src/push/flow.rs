@@ -50,8 +50,6 @@ pub(super) struct Work {
     is_slow: bool,
     /// The hub has said that it takes no more at once.
     pub(super) is_single: bool,
-    /// What the hub was told beside the last bundles, and has answered.
-    pub(super) told: Option<Box<ReconcileRequest>>,
 }
 
 impl Work {
@@ -65,7 +63,6 @@ impl Work {
             is_met: false,
             is_slow: false,
             is_single: false,
-            told: None,
         }
     }
 
@@ -128,6 +125,8 @@ struct UnderWay {
     starts_over: bool,
     /// A check-in went beside the last bundles.
     is_closing: bool,
+    /// It said so too; what it went beside is settled first.
+    starts_over_then: bool,
 }
 
 impl UnderWay {
@@ -146,6 +145,7 @@ impl UnderWay {
             unoffered: Vec::new(),
             starts_over: false,
             is_closing: false,
+            starts_over_then: false,
         }
     }
 
@@ -182,6 +182,8 @@ impl Pass<'_> {
         results: &mut Results,
     ) -> Result<Flowed, Stop> {
         let mut way = UnderWay::new();
+        // Whatever is offered from now on may tell the hub something else.
+        self.told = None;
         let flowed = self.keep_going(work, &mut way, results).await;
         // What went of calls that are given up now counts as well.
         while let Ok(tell) = way.tells.try_recv() {
@@ -192,7 +194,7 @@ impl Pass<'_> {
             self.ledger.give_back(*bundle_id)?;
         }
         flowed?;
-        if way.starts_over {
+        if way.starts_over || way.starts_over_then {
             return Ok(Flowed::StartOver);
         }
         if !way.broke.is_empty() {
@@ -434,8 +436,8 @@ impl Pass<'_> {
                 // One that failed is made again at the end.
                 let Ok((response, receipt)) = *answer else { return Ok(()) };
                 match self.take_offer(&request, &response, &receipt, results)? {
-                    Taken::As(End::Done) => work.told = Some(request),
-                    Taken::As(End::StartOver) => way.starts_over = true,
+                    Taken::As(End::Done) => self.told = Some(request),
+                    Taken::As(End::StartOver) => way.starts_over_then = true,
                     Taken::Overtaken => {}
                 }
             }

@@ -90,6 +90,8 @@ pub(super) struct Pass<'a> {
     pub(super) open: (u64, u64),
     /// Bytes of bodies in this pass that the ledger knows of.
     pub(super) noted_bytes: u64,
+    /// What the hub was told beside the last bundles, and has answered.
+    pub(super) told: Option<Box<ReconcileRequest>>,
     /// Bundles on drives that the hub has imported, as it said.
     pub(super) arrived: BTreeSet<BundleId>,
 }
@@ -119,6 +121,7 @@ impl<'a> Pass<'a> {
             upload_breaks: 0,
             open: (0, 0),
             noted_bytes: 0,
+            told: None,
             arrived: BTreeSet::new(),
         })
     }
@@ -149,7 +152,7 @@ impl Pass<'_> {
                 return Ok(end);
             }
         }
-        match self.check_in(work.told.take(), results).await? {
+        match self.check_in(results).await? {
             End::Done => self.hear_of_drives(results).await,
             end => Ok(end),
         }

@@ -324,7 +324,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Makes a bundle of rows, which are in flight from now on.
+    /// Makes a bundle of rows, which is noted as under way from now on.
     pub(super) fn depart(
         &mut self,
         rows: &[FileRow],
@@ -413,6 +413,11 @@ impl Pass<'_> {
         let (hub_id, now) = (self.hub_id(), self.edge.now());
         results.hub_reached = true;
         self.body_answered()?;
+        let (hub, head) = (self.hub_row()?, &sent.receipt.head);
+        if hub.hub_epoch != Some(head.hub_epoch) || head.position < hub.seen_position {
+            // Perhaps another hub than the one that was told how things stand.
+            self.told = None;
+        }
         let applied = self.ledger.apply_receipt(hub_id, &sent.receipt, now)?;
         barque_bundle::fault::after(barque_bundle::fault::Step::LedgerWritten);
         let is_whole = sent.stopped.is_none();
