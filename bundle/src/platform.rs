@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 pub use uncached::Uncached;
 #[cfg(target_os = "linux")]
-pub use write_out::write_out;
+pub use write_out::{begin_write_out, write_out};
 
 /// Makes a file's bytes and length durable. All syncs of our own go through here.
 ///
@@ -169,6 +169,12 @@ impl Root {
         }
         Ok(folder)
     }
+}
+
+/// Begins nothing: the sync does all of it.
+#[cfg(not(target_os = "linux"))]
+pub fn begin_write_out(_: &File, _: u64, _: u64) -> io::Result<()> {
+    Ok(())
 }
 
 /// Writes a file's bytes to the disk, where the system has no call for that alone.

@@ -27,6 +27,8 @@ pub const UPLOADS_A_SPOKE_MAX: usize = 256;
 const KEPT_FOR_MS: i64 = 72 * 3_600_000;
 /// Bytes between two syncs of a partial file.
 const SYNC_EVERY_BYTES: u64 = 16 * 1024 * 1024;
+/// Bytes that the disk is given together meanwhile, so that a sync does not wait for all of them.
+const WRITE_OUT_BYTES: u64 = 2 * 1024 * 1024;
 /// How long an older request may take to end.
 const OLDER_WAIT: Duration = Duration::from_secs(15);
 /// How long an older request may still take what has arrived.
@@ -221,6 +223,7 @@ impl Uploads {
         }
         let mut buffer = vec![0u8; BUFFER_BYTES];
         let mut leaving: Option<Instant> = None;
+        let mut begun = row.synced;
         let broken = loop {
             // What has arrived of an older request is still taken, but not for long.
             let is_late = leaving.is_some_and(|since| since.elapsed() > LEAVE_WAIT);
@@ -241,8 +244,14 @@ impl Uploads {
             file.write_all(&buffer[..n]).map_err(failed("cannot write"))?;
             hasher.update(&buffer[..n]);
             written(n as u64);
-            if hasher.len() - row.synced >= SYNC_EVERY_BYTES {
-                self.checkpoint(&file, row, hasher.len())?;
+            let len = hasher.len();
+            if len - begun >= WRITE_OUT_BYTES {
+                platform::begin_write_out(&file, begun, len - begun)
+                    .map_err(failed("cannot write out"))?;
+                begun = len;
+            }
+            if len - row.synced >= SYNC_EVERY_BYTES {
+                self.checkpoint(&file, row, len)?;
             }
         };
         self.checkpoint(&file, row, hasher.len())?;
