@@ -69,22 +69,41 @@ impl Device {
         std::fs::write(self.home.join("config.xml"), text).unwrap();
     }
 
-    fn start(&self) -> Running {
+    fn start(&self) -> Started<'_> {
         let mut command = Command::new("syncthing");
         command.arg(format!("--home={}", self.home.display()));
         command.args(["--no-browser", "--no-restart", "--no-default-folder"]);
         command.stdin(Stdio::null());
-        Running::start(&mut command, &self.home.with_extension("log"))
+        Started(self, Running::start(&mut command, &self.home.with_extension("log")))
+    }
+
+    /// Calls its interface; what it says, if it answers.
+    fn call(&self, method: &str, path: &str) -> Option<Vec<u8>> {
+        let (url, key) = (format!("http://{}/rest/{path}", self.gui), format!("X-API-Key: {KEY}"));
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--fail", "--request", method, "--header", &key, &url]);
+        let answer = curl.output().unwrap();
+        answer.status.success().then_some(answer.stdout)
     }
 
     /// Files that the folder should hold here, and those that it holds; none while it starts.
     fn files(&self) -> Option<(u64, u64)> {
-        let url = format!("http://{}/rest/db/status?folder=f", self.gui);
-        let key = format!("X-API-Key: {KEY}");
-        let answer =
-            Command::new("curl").args(["--silent", "--fail", "-H", &key, &url]).output().unwrap();
-        let status: serde_json::Value = serde_json::from_slice(&answer.stdout).ok()?;
+        let answer = self.call("GET", "db/status?folder=f")?;
+        let status: serde_json::Value = serde_json::from_slice(&answer).ok()?;
         Some((status["globalFiles"].as_u64()?, status["inSyncFiles"].as_u64()?))
+    }
+}
+
+/// A device that runs. It has a process below its own, which ends only when it is told to.
+struct Started<'d>(&'d Device, Running);
+
+impl Drop for Started<'_> {
+    fn drop(&mut self) {
+        self.0.call("POST", "system/shutdown");
+        let end = Instant::now() + Duration::from_secs(30);
+        while self.1.goes_on() && Instant::now() < end {
+            std::thread::sleep(ASKED_EVERY);
+        }
     }
 }
 
@@ -101,14 +120,16 @@ pub fn push(tree: &Tree, root: &Path) -> Cost {
     receiver.settle(&sender, "receiveonly", &to);
     let _receiving = receiver.start();
     crate::process::wait_for("Syncthing answers", || receiver.files().is_some());
+    let mut sending = None;
     let cost = Cost::of(|| {
-        let _sending = sender.start();
+        sending = Some(sender.start());
         let begun = Instant::now();
         while receiver.files() != Some((tree.files, tree.files)) {
             assert!(begun.elapsed() < LONGEST, "Syncthing did not end");
             std::thread::sleep(ASKED_EVERY);
         }
     });
+    drop(sending);
     std::fs::remove_dir(tree.root.join(".stfolder")).unwrap();
     cost
 }
