@@ -1,6 +1,6 @@
 //! Many spokes at once, beside one.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::page::{Page, tell};
 use crate::process::{Hub, Running, Spoke, peak_mib, wait_until_quiet, write_out};
@@ -52,19 +52,18 @@ pub fn times(spokes: &[Spoke], root: &std::path::Path) -> (Vec<f64>, f64) {
     wait_until_quiet();
     let begun = Instant::now();
     let start = |s: &Spoke| Running::start(&mut s.push(), &root.join("push.log"));
-    let mut running: Vec<(Running, Option<f64>)> =
-        spokes.iter().map(|s| (start(s), None)).collect();
-    while running.iter().any(|(_, t)| t.is_none()) {
-        for (push, took) in &mut running {
-            if took.is_none() && !push.goes_on() {
-                *took = Some(begun.elapsed().as_secs_f64());
-            }
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let running: Vec<Running> = spokes.iter().map(start).collect();
+    let ended = |push: Running| {
+        push.wait();
+        begun.elapsed().as_secs_f64()
+    };
+    let took = std::thread::scope(|scope| {
+        let ending: Vec<_> = running.into_iter().map(|p| scope.spawn(move || ended(p))).collect();
+        ending.into_iter().map(|e| e.join().unwrap()).collect()
+    });
     let all = begun.elapsed().as_secs_f64();
     for spoke in spokes {
         spoke.require_all_synced();
     }
-    (running.into_iter().flat_map(|(_, t)| t).collect(), all)
+    (took, all)
 }

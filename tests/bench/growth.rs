@@ -57,6 +57,15 @@ impl Grown {
     }
 }
 
+/// A plot without its lines.
+fn empty(
+    title: &'static str,
+    (x, y): (&'static str, &'static str),
+    scales: (Scale, Scale),
+) -> Plot {
+    Plot { title, x, y, scales, lines: Vec::new() }
+}
+
 fn root() -> (tempfile::TempDir, PathBuf) {
     let root = crate::process::folder();
     let path = std::fs::canonicalize(root.path()).unwrap();
@@ -117,13 +126,7 @@ fn by_files(page: &mut Page, all: &[u64]) {
             seconds.add("rsync --fsync", at, rsync.push(&tree, "synced", &["--fsync"]).seconds);
         }
     }
-    let plot = |title, y| Plot {
-        title,
-        x: "files of 4 KiB",
-        y,
-        scales: (Scale::Decades, Scale::Decades),
-        lines: Vec::new(),
-    };
+    let plot = |title, y| empty(title, ("files of 4 KiB", y), (Scale::Decades, Scale::Decades));
     seconds.show(page, "growth-files.svg", plot("Time of a first push against files", "s"));
     memory.show(
         page,
@@ -156,13 +159,7 @@ fn by_size(page: &mut Page, all: &[usize], bytes: usize) {
         per_file.add("rsync", at, ms(rsync.push(&tree, "plain", &[])));
         per_file.add("rsync --fsync", at, ms(rsync.push(&tree, "synced", &["--fsync"])));
     }
-    let plot = |title, y, up| Plot {
-        title,
-        x: "KiB of each file",
-        y,
-        scales: (Scale::Decades, up),
-        lines: Vec::new(),
-    };
+    let plot = |title, y, up| empty(title, ("KiB of each file", y), (Scale::Decades, up));
     let title = "Time for a file against its size";
     per_file.show(page, "growth-size.svg", plot(title, "ms", Scale::Decades));
     let title = "Peak memory against the size of files";
@@ -193,13 +190,8 @@ fn by_round_trip(page: &mut Page, all: &[u64]) {
             seconds.add("rclone WebDAV x16", at, cost.seconds);
         }
     }
-    let plot = Plot {
-        title: "Time of a first push of 1,000 files against the round trip",
-        x: "round trip ms",
-        y: "s",
-        scales: (Scale::Linear, Scale::Decades),
-        lines: Vec::new(),
-    };
+    let title = "Time of a first push of 1,000 files against the round trip";
+    let plot = empty(title, ("round trip ms", "s"), (Scale::Linear, Scale::Decades));
     seconds.show(page, "growth-round-trip.svg", plot);
 }
 
@@ -218,13 +210,8 @@ fn by_spokes(page: &mut Page, all: &[usize]) {
         seconds.add("Barque", at, took);
         memory.add("Barque's hub", at, peak_mib(pid(&hub)).unwrap());
     }
-    let plot = |title, y| Plot {
-        title,
-        x: "spokes at once, 1,000 files of 4 KiB each",
-        y,
-        scales: (Scale::Linear, Scale::Linear),
-        lines: Vec::new(),
-    };
+    let x = "spokes at once, 1,000 files of 4 KiB each";
+    let plot = |title, y| empty(title, (x, y), (Scale::Linear, Scale::Linear));
     seconds.show(page, "growth-spokes.svg", plot("Time until all have pushed against spokes", "s"));
     memory.show(
         page,

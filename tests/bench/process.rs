@@ -118,6 +118,11 @@ impl Running {
         self.0.id()
     }
 
+    /// Waits for its end.
+    pub fn wait(mut self) {
+        self.0.wait().unwrap();
+    }
+
     pub fn goes_on(&mut self) -> bool {
         self.0.try_wait().unwrap().is_none()
     }

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
 
 use libtest_mimic::Trial;
 use rusqlite::Connection;
@@ -185,7 +184,6 @@ fn an_import_that_stands_still_is_taken_over_and_its_late_batch_is_fenced() {
     assert_eq!((busy.code, &busy.json["reason"]), (75, &"import in progress".into()), "{busy:?}");
     let mut done = None;
     wait_for("the claim is taken over", || {
-        std::thread::sleep(Duration::from_secs(1));
         let tried = at(&hub, leader, &path);
         let is_done = tried.code == 0;
         done = Some(tried);

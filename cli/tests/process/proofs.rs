@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use barque_bundle::platform;
 use libtest_mimic::Trial;
 
-use crate::site::{Site, Spoke, pass_of, tiny, tree, wait_for};
+use crate::site::{HubProcess, Site, Spoke, json, pass_of, sized, tiny, tree, wait_for};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
@@ -18,6 +18,8 @@ pub fn trials() -> Vec<Trial> {
         trial!(a_spoke_whose_ledger_cannot_be_synced_says_so_and_sends_again, needs lacks_strace()),
         trial!(everything_that_a_receipt_says_is_synced_before_it_is_written, needs lacks_strace()),
         trial!(a_group_whose_one_sync_failed_is_condemned_and_sent_again, needs lacks_group_sync()),
+        trial!(a_bundle_that_breaks_behind_a_check_in_leaves_no_wrong_backlog, needs lacks_group_sync()),
+        trial!(an_upload_is_given_to_the_disk_as_it_comes_and_not_believed_where_that_fails, needs lacks_strace()),
     ]
 }
 
@@ -42,12 +44,8 @@ fn a_group_whose_one_sync_failed_is_condemned_and_sent_again() {
         }
         let log = site.path().join("strace.log");
         let tracer = sabotaged.map(|call| {
-            let mut command = Command::new("strace");
             let (call, error) = call.split_once(' ').unwrap();
-            let (trace, inject) = (format!("trace={call}"), format!("inject={call}:error={error}"));
-            command.args(["-f", "-e", &trace, "-e", &inject]);
-            command.arg("-o").arg(&log).args(["-p", &hub.pid().to_string()]);
-            Tracer::start(command)
+            meddle(&hub, &log, call, &format!("error={error}"))
         });
         let pass = spoke.push();
         drop(tracer);
@@ -68,6 +66,53 @@ fn a_group_whose_one_sync_failed_is_condemned_and_sent_again() {
         let bytes = push(Some(call));
         assert!(bytes < once + once / 2, "{call}: {bytes} bytes went, one try is {once}");
     }
+}
+
+/// strace on a hub, which does something to each call of one kind.
+fn meddle(hub: &HubProcess, log: &Path, call: &str, how: &str) -> Tracer {
+    let mut command = Command::new("strace");
+    let (trace, inject) = (format!("trace={call}"), format!("inject={call}:{how}"));
+    command.args(["-f", "-e", &trace, "-e", &inject, "-o"]).arg(log);
+    command.args(["-p", &hub.pid().to_string()]);
+    Tracer::start(command)
+}
+
+/// The bundle's sync takes so long that the check-in beside it is answered first, and then fails.
+fn a_bundle_that_breaks_behind_a_check_in_leaves_no_wrong_backlog() {
+    let site = Site::new();
+    let hub = site.hub();
+    let spoke = site.spoke("s");
+    for n in 0..GROUP {
+        spoke.put(&format!("d/m/2024/03/31/00/f{n}.parquet"), &tiny(n));
+    }
+    let log = site.path().join("strace.log");
+    let tracer = meddle(&hub, &log, "syncfs", "error=EIO:delay_enter=1500000");
+    let pass = spoke.push();
+    drop(tracer);
+    assert!(fs::read_to_string(&log).unwrap().contains("(INJECTED)"));
+    assert_eq!((pass.code, pass.count("sent")), (0, GROUP), "{pass:?}");
+    let shown = json(&["hub", "spoke", "show", "s", "--data", &site.data(), "--json"]);
+    assert_eq!(shown["report"]["pending_files"], 0, "{shown}");
+}
+
+fn an_upload_is_given_to_the_disk_as_it_comes_and_not_believed_where_that_fails() {
+    let site = Site::new();
+    let hub = site.hub();
+    let spoke = site.spoke("s");
+    // More than goes in a bundle, and less than two syncs' worth behind the last one.
+    spoke.put("d/m/2024/03/31/00/large.parquet", &sized(1, 40_000_000));
+    let log = site.path().join("strace.log");
+    let tracer = meddle(&hub, &log, "sync_file_range", "error=EIO");
+    let pass = spoke.push();
+    drop(tracer);
+    let failed = fs::read_to_string(&log).unwrap();
+    assert!(failed.contains("SYNC_FILE_RANGE_WRITE) = -1 EIO"), "{failed}");
+    assert_eq!((pass.count("sent"), pass.count("left")), (0, 1), "{pass:?}");
+    let landed = site.landing().join("s/d/m/2024/03/31/00/large.parquet");
+    assert!(!landed.exists());
+    let pass = spoke.push();
+    assert_eq!((pass.code, pass.count("sent")), (0, 1), "{pass:?}");
+    site.assert_landed(&[&spoke]);
 }
 
 pub fn lacks_strace() -> Option<String> {

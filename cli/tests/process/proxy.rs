@@ -2,8 +2,9 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 
 pub struct CuttingProxy {
     pub address: String,
@@ -73,15 +74,35 @@ impl CuttingProxy {
 /// were more of them.
 pub struct HoldingProxy {
     pub address: String,
-    carried: Arc<AtomicU64>,
+    carried: Arc<Carried>,
     connections: Arc<AtomicU64>,
+}
+
+/// Bytes that went to the hub; each change is told.
+#[derive(Default)]
+struct Carried {
+    bytes: Mutex<u64>,
+    more: Condvar,
+}
+
+impl Carried {
+    fn add(&self, n: u64) {
+        *self.bytes.lock().unwrap() += n;
+        self.more.notify_all();
+    }
+
+    /// Waits as long as the bytes are within a range.
+    fn outlast(&self, range: &Range<u64>) {
+        let bytes = self.bytes.lock().unwrap();
+        drop(self.more.wait_while(bytes, |bytes| range.contains(bytes)).unwrap());
+    }
 }
 
 impl HoldingProxy {
     pub fn start(hub: &str, from: u64, until: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (carried, connections): (Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
+        let (carried, connections): (Arc<Carried>, Arc<AtomicU64>) = Default::default();
         let (hub, count, met) = (hub.to_owned(), Arc::clone(&carried), Arc::clone(&connections));
         // Ends with the test's process.
         std::thread::spawn(move || {
@@ -92,16 +113,10 @@ impl HoldingProxy {
                     (server.try_clone().unwrap(), client.try_clone().unwrap());
                 let (up, held) = (Arc::clone(&count), Arc::clone(&count));
                 std::thread::spawn(move || {
-                    pass(client, server, |n| {
-                        up.fetch_add(n, Ordering::SeqCst);
-                    });
+                    pass(client, server, |n| up.add(n));
                 });
                 std::thread::spawn(move || {
-                    pass(from_hub, to_client, |_| {
-                        while (from..until).contains(&held.load(Ordering::SeqCst)) {
-                            std::thread::sleep(std::time::Duration::from_millis(5));
-                        }
-                    });
+                    pass(from_hub, to_client, |_| held.outlast(&(from..until)));
                 });
             }
         });
@@ -110,7 +125,7 @@ impl HoldingProxy {
 
     /// Bytes that went to the hub, and connections that they went over.
     pub fn carried(&self) -> (u64, u64) {
-        (self.carried.load(Ordering::SeqCst), self.connections.load(Ordering::SeqCst))
+        (*self.carried.bytes.lock().unwrap(), self.connections.load(Ordering::SeqCst))
     }
 }
 

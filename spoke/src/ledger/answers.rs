@@ -31,20 +31,10 @@ impl Ledger {
     }
 
     /// Notes a bundle that goes out. Its files stay pending: only a receipt moves them.
-    pub fn depart(
-        &mut self,
-        hub_id: HubId,
-        bundle_id: BundleId,
-        (files, bytes): (u64, u64),
-    ) -> Result<(), Error> {
+    pub fn depart(&mut self, hub_id: HubId, bundle_id: BundleId, files: u64) -> Result<(), Error> {
         self.transaction(|c| {
-            c.prepare_cached("INSERT OR REPLACE INTO under_way VALUES (?1, ?2, ?3, ?4)")?
-                .execute(params![
-                    bundle_id.to_string(),
-                    hub_id.to_string(),
-                    signed(files),
-                    signed(bytes)
-                ])
+            c.prepare_cached("INSERT OR REPLACE INTO under_way VALUES (?1, ?2, ?3)")?
+                .execute(params![bundle_id.to_string(), hub_id.to_string(), signed(files)])
                 .map(drop)
         })
     }

@@ -117,6 +117,5 @@ CREATE INDEX files_by_bundle ON files (hub_id, bundle_id, path)
 CREATE TABLE under_way (
     bundle_id TEXT PRIMARY KEY,
     hub_id    TEXT NOT NULL,
-    files     INTEGER NOT NULL,
-    bytes     INTEGER NOT NULL
+    files     INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;

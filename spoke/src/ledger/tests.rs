@@ -188,7 +188,7 @@ fn what_a_crash_left_in_flight_is_pending_again() {
     let mut l = ledger(dir.path());
     l.record(hub(), &[number("a.parquet", "a")], NOW).unwrap();
     let path = "a.parquet".parse().unwrap();
-    l.depart(hub(), BundleId::new(NOW, [0; 10]), (1, 1)).unwrap();
+    l.depart(hub(), BundleId::new(NOW, [0; 10]), 1).unwrap();
     drop(l);
     let mut l = Ledger::open(&dir.path().join("ledger.db")).unwrap();
     assert_eq!(l.files_under_way(hub()).unwrap(), 1);

@@ -333,8 +333,7 @@ impl Pass<'_> {
         let header = self.header(bundle_id, rows)?;
         let parcels =
             rows.iter().filter_map(|r| Some(Parcel { entry: r.entry()?, stat: r.stat })).collect();
-        let size = (rows.len() as u64, header.value.total_bytes);
-        self.ledger.depart(self.hub_id(), bundle_id, size)?;
+        self.ledger.depart(self.hub_id(), bundle_id, rows.len() as u64)?;
         tracing::debug!(
             bundle = %bundle_id,
             files = rows.len(),

@@ -40,7 +40,7 @@ impl Pass<'_> {
                 // It changed and has another number now: its turn comes anew.
                 return Ok(Bundle::Through);
             }
-            self.ledger.depart(hub_id, bundle_id, (1, row.stat.size_bytes))?;
+            self.ledger.depart(hub_id, bundle_id, 1)?;
             let mut reached = 0;
             let tried = self.upload_once(&header, &row, &mut reached, results).await;
             self.ledger.give_back(bundle_id)?;

@@ -2,8 +2,7 @@
 CREATE TABLE under_way (
     bundle_id TEXT PRIMARY KEY,
     hub_id    TEXT NOT NULL,
-    files     INTEGER NOT NULL,
-    bytes     INTEGER NOT NULL
+    files     INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 UPDATE files INDEXED BY files_open SET state = 'pending', bundle_id = NULL
