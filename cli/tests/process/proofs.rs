@@ -87,9 +87,11 @@ fn a_bundle_that_breaks_behind_a_check_in_leaves_no_wrong_backlog() {
     }
     let log = site.path().join("strace.log");
     let tracer = meddle(&hub, &log, "syncfs", "error=EIO:delay_enter=1500000");
-    let pass = spoke.push();
+    let push = spoke.start_push();
+    wait_for("a sync has failed", || fs::read_to_string(&log).unwrap().contains("(INJECTED)"));
+    // The next try is whole.
     drop(tracer);
-    assert!(fs::read_to_string(&log).unwrap().contains("(INJECTED)"));
+    let pass = pass_of(push.wait_with_output().unwrap());
     assert_eq!((pass.code, pass.count("sent")), (0, GROUP), "{pass:?}");
     let shown = json(&["hub", "spoke", "show", "s", "--data", &site.data(), "--json"]);
     assert_eq!(shown["report"]["pending_files"], 0, "{shown}");
