@@ -52,7 +52,7 @@ bench-write *WORKS:
 static:
     RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --release -p barque --target "$(rustc -vV | sed -n 's/^host: //p')"
 
-# Drives against dd, rsync and bagit, as ratios (needs 20 GiB, rsync, openssl, and bagit from PyPI).
+# Drives against dd, rsync and bagit, as ratios (needs 45 GiB, rsync, openssl, zstd, and bagit from PyPI).
 bench-drive:
     tests/bench/drive
 

@@ -127,11 +127,14 @@ impl Root {
     }
 
     /// [`Root::open_with_metadata`] of a file that is read soon, which the system is asked to begin
-    /// with; none where it cannot be opened.
+    /// with, for its first 32 MiB; none where it cannot be opened.
     pub fn read_ahead(&self, relative: &str) -> Option<(File, fs::Metadata)> {
         let opened = self.open_with_metadata(relative).ok()?;
         #[cfg(target_os = "linux")]
-        let _ = rustix::fs::fadvise(&opened.0, 0, None, rustix::fs::Advice::WillNeed);
+        {
+            const LEN: Option<std::num::NonZeroU64> = std::num::NonZeroU64::new(32 << 20);
+            let _ = rustix::fs::fadvise(&opened.0, 0, LEN, rustix::fs::Advice::WillNeed);
+        }
         Some(opened)
     }
 

@@ -4,12 +4,14 @@
 //! counts as kept is what was synced; a restart cuts a partial file back to that, and a failed
 //! sync takes everything since the one before with it. A newer request ends an older one.
 
+mod flow;
+
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use barque_bundle::digest::Hasher;
 use barque_bundle::{ByteSize, Entry, ErrorKind, FilePath, Sha256Digest, SpokeId, platform};
@@ -19,20 +21,17 @@ use crate::error::{Error, Refusal};
 use crate::hub::Clock;
 use crate::ledger::{Ledger, UploadKey, UploadRow};
 
+pub use flow::Pieces;
+use flow::Taken;
+
 /// Smallest member of a cut stream whose bytes are kept.
 pub const KEPT_BYTES_MIN: u64 = 64 * 1024;
 /// Files of one spoke that may be under way in pieces.
 pub const UPLOADS_A_SPOKE_MAX: usize = 256;
 /// How long a partial file is kept after its last byte.
 const KEPT_FOR_MS: i64 = 72 * 3_600_000;
-/// Bytes between two syncs of a partial file.
-const SYNC_EVERY_BYTES: u64 = 16 * 1024 * 1024;
-/// Bytes that the disk is given together meanwhile, so that a sync does not wait for all of them.
-const WRITE_OUT_BYTES: u64 = 2 * 1024 * 1024;
 /// How long an older request may take to end.
 const OLDER_WAIT: Duration = Duration::from_secs(15);
-/// How long an older request may still take what has arrived.
-const LEAVE_WAIT: Duration = Duration::from_secs(2);
 /// Uploads whose hash is remembered.
 const TURNS_MAX: usize = 1_024;
 const BUFFER_BYTES: usize = 256 * 1024;
@@ -211,49 +210,16 @@ impl Uploads {
         held: &mut Held,
         row: &mut UploadRow,
         offset: u64,
-        body: &mut impl Read,
-        mut written: impl FnMut(u64),
+        body: &mut impl Pieces,
+        written: impl FnMut(u64),
     ) -> Result<Appended, Error> {
-        let path = self.path(&row.key);
-        let failed = |what| Error::io(what, &path);
-        let (mut file, mut hasher) = self.open_at_end(held, row)?;
+        let (file, hasher) = self.open_at_end(held, row)?;
         if offset != hasher.len() {
             self.remember(held, &file, hasher)?;
             return Err(offset_refusal(row.synced));
         }
-        let mut buffer = vec![0u8; BUFFER_BYTES];
-        let mut leaving: Option<Instant> = None;
-        let mut begun = row.synced;
-        let broken = loop {
-            // What has arrived of an older request is still taken, but not for long.
-            let is_late = leaving.is_some_and(|since| since.elapsed() > LEAVE_WAIT);
-            if !held.is_newest() && is_late {
-                break Some(taken_over());
-            }
-            if !held.is_newest() && leaving.is_none() {
-                leaving = Some(Instant::now());
-            }
-            let n = match body.read(&mut buffer) {
-                Ok(0) => break None,
-                Ok(n) => n,
-                Err(e) => break Some(e),
-            };
-            if hasher.len() + n as u64 > row.size_bytes {
-                break Some(io::Error::other("the body goes beyond the declared size"));
-            }
-            file.write_all(&buffer[..n]).map_err(failed("cannot write"))?;
-            hasher.update(&buffer[..n]);
-            written(n as u64);
-            let len = hasher.len();
-            if len - begun >= WRITE_OUT_BYTES {
-                platform::begin_write_out(&file, begun, len - begun)
-                    .map_err(failed("cannot write out"))?;
-                begun = len;
-            }
-            if len - row.synced >= SYNC_EVERY_BYTES {
-                self.checkpoint(&file, row, len)?;
-            }
-        };
+        let Taken { hasher, broken } =
+            self.take_in(&file, hasher, (&*held, &mut *row), body, written)?;
         self.checkpoint(&file, row, hasher.len())?;
         self.remember(held, &file, hasher)?;
         Ok(Appended { offset: row.synced, broken })

@@ -8,6 +8,7 @@ mod walk;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use barque_bundle::path::printable;
@@ -29,7 +30,8 @@ use walk::Visit;
 
 /// Changes that are written together.
 const BATCH: usize = 2_000;
-/// Files, and bytes of them, that are asked of the disk together.
+/// Files, and bytes of them, that are asked of the disk together; one file for each thread all the
+/// same, however large.
 const NEXT_FILES: usize = 64;
 const NEXT_BYTES: u64 = 32 << 20;
 /// Threads that look at them.
@@ -140,6 +142,7 @@ impl Scanner<'_> {
             known: KnownRows::new(self.hub_id),
             met: Vec::new(),
             has_other_hubs: false,
+            threads: std::thread::available_parallelism().map_or(1, usize::from).min(LOOKING),
             scanner: self,
         };
         run.scanner.ledger.clear_notes()?;
@@ -177,6 +180,8 @@ struct Run<'a> {
     /// Files that were met as pending or exported and are still to be noted.
     met: Vec<FilePath>,
     has_other_hubs: bool,
+    /// That look at files.
+    threads: usize,
 }
 
 impl Run<'_> {
@@ -299,7 +304,8 @@ impl Run<'_> {
     fn look_soon(&mut self, next: Next) -> Result<(), Error> {
         self.next_bytes += next.seen.size_bytes;
         self.next.push(next);
-        match self.next.len() < NEXT_FILES && self.next_bytes < NEXT_BYTES {
+        let is_full = self.next_bytes >= NEXT_BYTES && self.next.len() >= self.threads;
+        match self.next.len() < NEXT_FILES && !is_full {
             true => Ok(()),
             false => self.look_at_next(),
         }
@@ -307,7 +313,7 @@ impl Run<'_> {
 
     fn look_at_next(&mut self) -> Result<(), Error> {
         let next = std::mem::take(&mut self.next);
-        self.next_bytes = 0;
+        let bytes = std::mem::take(&mut self.next_bytes);
         let source = self.scanner.source;
         // All are asked of the disk before the first is read.
         let is_alone = next.len() < 2;
@@ -320,7 +326,9 @@ impl Run<'_> {
         let look = |((n, known), opened): ((&Next, Option<Looked>), _)| {
             known.unwrap_or_else(|| look_at(source, n.path.as_str(), opened))
         };
-        let looked = side_by_side(next.iter().zip(known).zip(opened).collect(), look);
+        let is_little = next.len() < 2 * self.threads && bytes < NEXT_BYTES;
+        let threads = if is_little { 1 } else { self.threads.min(next.len()) };
+        let looked = side_by_side(next.iter().zip(known).zip(opened).collect(), threads, look);
         next.into_iter().zip(looked).try_for_each(|(n, looked)| self.take(n, looked))
     }
 
@@ -453,24 +461,29 @@ impl Run<'_> {
     }
 }
 
-/// What a function makes of each item, in their order; on some threads when there are many.
-fn side_by_side<T: Send, R: Send>(items: Vec<T>, f: impl Fn(T) -> R + Sync) -> Vec<R> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(LOOKING);
-    if threads < 2 || items.len() < 2 * threads {
+/// What a function makes of each item, in their order; each thread takes the next one that is left.
+fn side_by_side<T: Send, R: Send>(
+    items: Vec<T>,
+    threads: usize,
+    f: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
+    if threads < 2 {
         return items.into_iter().map(f).collect();
     }
-    let per_thread = items.len().div_ceil(threads);
-    let (mut parts, mut items) = (Vec::new(), items.into_iter());
-    while items.len() > 0 {
-        parts.push(items.by_ref().take(per_thread).collect::<Vec<T>>());
-    }
-    std::thread::scope(|scope| {
-        let f = &f;
-        let run = |part: Vec<T>| scope.spawn(move || part.into_iter().map(f).collect::<Vec<R>>());
-        let running: Vec<_> = parts.into_iter().map(run).collect();
+    let items = Mutex::new(items.into_iter().enumerate());
+    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let run = || -> Vec<(usize, R)> {
+        std::iter::from_fn(|| next().map(|(n, item)| (n, f(item)))).collect()
+    };
+    let mut made = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
         let ended = running.into_iter().map(|t| t.join());
-        ended.flat_map(|t| t.unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
-    })
+        ended
+            .flat_map(|t| t.unwrap_or_else(|p| std::panic::resume_unwind(p)))
+            .collect::<Vec<(usize, R)>>()
+    });
+    made.sort_unstable_by_key(|(n, _)| *n);
+    made.into_iter().map(|(_, r)| r).collect()
 }
 
 #[cfg(test)]

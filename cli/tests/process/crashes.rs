@@ -14,6 +14,7 @@ pub fn trials() -> Vec<Trial> {
         trial!(a_hub_that_ends_after_any_durable_step_loses_and_doubles_nothing),
         trial!(a_spoke_that_ends_after_storing_a_receipt_sends_nothing_again),
         trial!(no_receipt_covers_a_file_whose_sync_failed_and_the_next_push_is_whole),
+        trial!(a_sync_that_fails_within_an_upload_costs_what_came_since_the_one_before),
     ]
 }
 
@@ -177,4 +178,28 @@ fn no_receipt_covers_a_file_whose_sync_failed_and_the_next_push_is_whole() {
         assert!(met.was_reached && met.was_condemned, "{fault} condemned no bundle");
         is_sent_again(&fault, &met);
     }
+}
+
+fn a_sync_that_fails_within_an_upload_costs_what_came_since_the_one_before() {
+    // Synced at every 16 MiB: the first is kept, the second fails.
+    const SIZE: u64 = 64_000_000;
+    const KEPT: u64 = 16 << 20;
+    let site = Site::new();
+    let hub = site.hub();
+    let address = hub.address.clone();
+    let spoke = site.spoke("s");
+    spoke.put("d/m/2024/03/31/00/large.parquet", &sized(1, usize::try_from(SIZE).unwrap()));
+    assert_eq!(hub.stop(), 0);
+    let _hub = site.try_hub_told(&address, "fail-sync:2:.partial").unwrap();
+    let first = spoke.push();
+    let log = std::fs::read_to_string(site.path().join("hub.log")).unwrap();
+    assert!(log.contains(barque_bundle::fault::SYNC_FAULT), "{log}");
+    let again = spoke.push();
+    let through = first.count("sent") + again.count("sent");
+    assert_eq!((again.code, through, again.count("left")), (0, 1, 0), "{first:?} {again:?}");
+    site.assert_landed(&[&spoke]);
+    let wire = first.count("wire_bytes") + again.count("wire_bytes");
+    // What the second sync was for goes again, and what the first one covered does not.
+    assert!(wire > SIZE + KEPT / 2, "{wire} bytes went");
+    assert!(wire < 2 * SIZE - KEPT / 2, "{wire} bytes went");
 }

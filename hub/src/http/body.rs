@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use crate::error::Refusal;
+use crate::upload::Pieces;
 
 /// What a JSON body may be.
 #[derive(Clone, Copy, Debug)]
@@ -244,19 +245,29 @@ impl BodyReader {
     }
 }
 
-impl Read for BodyReader {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.current.is_empty() {
+impl Pieces for BodyReader {
+    fn next(&mut self) -> io::Result<Option<Bytes>> {
+        loop {
+            if !self.current.is_empty() {
+                return Ok(Some(std::mem::take(&mut self.current)));
+            }
             match self.bunch.pop_front() {
                 Some(piece) => self.current = piece?,
                 None => match self.bunches.blocking_recv() {
-                    None => return Ok(0),
+                    None => return Ok(None),
                     Some(bunch) => self.bunch = bunch.into(),
                 },
             }
         }
-        let n = buffer.len().min(self.current.len());
-        buffer[..n].copy_from_slice(&self.current.split_to(n));
+    }
+}
+
+impl Read for BodyReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some(mut piece) = self.next()? else { return Ok(0) };
+        let n = buffer.len().min(piece.len());
+        buffer[..n].copy_from_slice(&piece.split_to(n));
+        self.current = piece;
         Ok(n)
     }
 }

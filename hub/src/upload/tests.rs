@@ -1,6 +1,8 @@
+use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use barque_bundle::Timestamp;
+use bytes::Bytes;
 
 use super::*;
 
@@ -49,18 +51,22 @@ impl Bench {
     }
 }
 
+/// Gives its bytes in small pieces.
+impl Pieces for &[u8] {
+    fn next(&mut self) -> io::Result<Option<Bytes>> {
+        let (piece, rest) = self.split_at(self.len().min(1000));
+        *self = rest;
+        Ok((!piece.is_empty()).then(|| Bytes::copy_from_slice(piece)))
+    }
+}
+
 /// Gives some bytes, then breaks.
 struct Cut<'a>(&'a [u8]);
 
-impl Read for Cut<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.0.is_empty() {
-            return Err(io::ErrorKind::ConnectionReset.into());
-        }
-        let n = self.0.len().min(buffer.len()).min(1000);
-        buffer[..n].copy_from_slice(&self.0[..n]);
-        self.0 = &self.0[n..];
-        Ok(n)
+impl Pieces for Cut<'_> {
+    fn next(&mut self) -> io::Result<Option<Bytes>> {
+        let piece = self.0.next()?;
+        piece.map(Some).ok_or_else(|| io::ErrorKind::ConnectionReset.into())
     }
 }
 
@@ -106,11 +112,9 @@ async fn a_newer_request_ends_an_older_one() {
     let held = uploads.hold(&row.key).await.unwrap();
     let (feed, mut fed) = std::sync::mpsc::channel::<Vec<u8>>();
     struct Slow<'a>(&'a mut std::sync::mpsc::Receiver<Vec<u8>>);
-    impl Read for Slow<'_> {
-        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            let piece = self.0.recv().unwrap_or_default();
-            buffer[..piece.len()].copy_from_slice(&piece);
-            Ok(piece.len())
+    impl Pieces for Slow<'_> {
+        fn next(&mut self) -> io::Result<Option<Bytes>> {
+            Ok(self.0.recv().ok().map(Bytes::from))
         }
     }
     let (mut older, mut older_row) = (held, row.clone());

@@ -1,6 +1,6 @@
 //! A bundle stream as it is written by a blocking thread, and when something last moved.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,8 +14,6 @@ use tokio::sync::mpsc;
 use crate::budget::{Pace, STEP_BYTES};
 use crate::ledger::StatRow;
 
-/// Bytes that are read at once.
-pub(super) const PIECE_BYTES: usize = 256 * 1024;
 /// Bytes that go to the network at once: few enough that a slow link is seen to move, and more once
 /// it takes them at once.
 const CHUNK_BYTES: usize = 16 * 1024;
@@ -167,8 +165,29 @@ impl ChannelWriter {
 }
 
 impl ChannelWriter {
+    /// Hands on what the source gives at once, without a copy; how many bytes that were.
+    pub(super) fn pass_on(&mut self, source: &mut impl Read) -> io::Result<usize> {
+        let mut chunk = vec![0; self.chunk];
+        let n = source.read(&mut chunk)?;
+        chunk.truncate(n);
+        match self.pace {
+            Some(_) => self.write_all(&chunk)?,
+            None if n == 0 => {}
+            None => {
+                self.flush()?;
+                self.hand_over(chunk.into())?;
+            }
+        }
+        Ok(n)
+    }
+
     fn send(&mut self, len: usize) -> io::Result<()> {
-        let (chunk, begun) = (self.waiting.split_to(len).freeze(), Instant::now());
+        let chunk = self.waiting.split_to(len).freeze();
+        self.hand_over(chunk)
+    }
+
+    fn hand_over(&mut self, chunk: Bytes) -> io::Result<()> {
+        let (len, begun) = (chunk.len(), Instant::now());
         self.out
             .blocking_send(Ok(chunk))
             .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;

@@ -128,15 +128,12 @@ fn write_piece(mut sink: ChannelWriter, source: &Root, piece: &Piece) -> io::Res
         let mut file = open_unchanged(source, &piece.parcel).ok_or_else(changed)?;
         file.seek(SeekFrom::Start(piece.from))?;
         let mut left = file.take(piece.to - piece.from);
-        let mut buffer = vec![0u8; super::body::PIECE_BYTES];
         let mut sent = 0;
         loop {
-            let n = left.read(&mut buffer)?;
-            if n == 0 {
-                break;
+            match sink.pass_on(&mut left)? {
+                0 => break,
+                n => sent += n as u64,
             }
-            sink.write_all(&buffer[..n])?;
-            sent += n as u64;
         }
         if sent == piece.to - piece.from { sink.flush() } else { Err(changed()) }
     };

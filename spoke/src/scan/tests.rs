@@ -203,7 +203,9 @@ fn files_are_met_in_the_order_of_their_paths_also_beside_folders() {
 #[test]
 fn work_side_by_side_keeps_the_order_of_its_items() {
     for n in [0, 1, 7, 64, 65] {
-        let squares = side_by_side((0..n).collect(), |i: u64| i * i);
-        assert_eq!(squares, (0..n).map(|i| i * i).collect::<Vec<_>>());
+        for threads in [1, 3] {
+            let squares = side_by_side((0..n).collect(), threads, |i: u64| i * i);
+            assert_eq!(squares, (0..n).map(|i| i * i).collect::<Vec<_>>());
+        }
     }
 }
