@@ -1,21 +1,27 @@
 //! How much a hub takes at once, in all and of each spoke, so that one does not starve the others.
 //!
 //! A place is held as long as a body is read; announced bytes until they are on disk or will not
-//! come. What is over a limit is refused at once (429) and comes again.
+//! come. Where all places are taken a body waits a little for one, in the order of coming, so that
+//! the hub has no pause between two; what is over another limit, or waits for too long, is refused
+//! (429) and comes again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use barque_bundle::{ByteSize, ErrorKind, SpokeId};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Refusal;
 
 /// What may be under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bodies at once, of all spokes and of one.
+    /// Bodies at once, of all spokes and of one; those of one that wait for a place count as well.
     pub streams: usize,
     pub streams_per_spoke: usize,
+    /// How long a body may wait for a place.
+    pub wait: Duration,
     /// Bytes that are announced and not on disk yet, of all spokes and of one; a spoke's first body
     /// comes whatever its size is.
     pub in_flight_bytes: u64,
@@ -27,14 +33,19 @@ impl Default for Limits {
         Self {
             streams: 64,
             streams_per_spoke: 8,
+            wait: Duration::from_secs(3),
             in_flight_bytes: 256 << 30,
             in_flight_bytes_per_spoke: 64 << 30,
         }
     }
 }
 
+/// Bodies that may wait for a place, for each place.
+const WAITING_MAX: usize = 1;
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Use {
+    /// With those that wait for a place.
     streams: usize,
     bytes: u64,
 }
@@ -43,6 +54,7 @@ struct Use {
 #[derive(Debug)]
 pub struct Gate {
     limits: Limits,
+    places: Arc<Semaphore>,
     uses: Mutex<Uses>,
 }
 
@@ -69,7 +81,8 @@ fn refuse(code: &'static str, detail: String) -> Refusal {
 
 impl Gate {
     pub fn new(limits: Limits) -> Self {
-        Self { limits, uses: Mutex::default() }
+        let places = Arc::new(Semaphore::new(limits.streams));
+        Self { limits, places, uses: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Uses> {
@@ -78,7 +91,7 @@ impl Gate {
 
     /// Bodies under way.
     pub fn streams(&self) -> u64 {
-        self.lock().all.streams as u64
+        self.limits.streams.saturating_sub(self.places.available_permits()) as u64
     }
 
     /// Bytes announced and not on disk yet.
@@ -86,13 +99,21 @@ impl Gate {
         self.lock().all.bytes
     }
 
-    /// A place among the bodies taken at once.
-    pub fn enter(self: &Arc<Self>, spoke: &SpokeId) -> Result<Place, Refusal> {
+    /// A place among the bodies taken at once; waits for one.
+    pub async fn enter(self: &Arc<Self>, spoke: &SpokeId) -> Result<Place, Refusal> {
+        let turn = self.turn(spoke)?;
+        let place = Arc::clone(&self.places).acquire_owned();
+        match tokio::time::timeout(self.limits.wait, place).await {
+            Ok(Ok(permit)) => Ok(Place { _permit: permit, _turn: turn }),
+            _ => Err(self.full()),
+        }
+    }
+
+    /// A turn to wait for a place, and to have it.
+    fn turn(self: &Arc<Self>, spoke: &SpokeId) -> Result<Turn, Refusal> {
         let mut uses = self.lock();
-        let (all, max) = (uses.all.streams, self.limits.streams);
-        if all >= max {
-            let detail = format!("the hub takes {max} bodies at once; try again");
-            return Err(refuse("too_many_streams", detail));
+        if uses.all.streams >= self.limits.streams.saturating_mul(1 + WAITING_MAX) {
+            return Err(self.full());
         }
         let (own, max) =
             (uses.of.get(spoke).map_or(0, |u| u.streams), self.limits.streams_per_spoke);
@@ -101,7 +122,12 @@ impl Gate {
             return Err(refuse("too_many_streams_of_spoke", detail));
         }
         uses.change(spoke, |u| u.streams += 1);
-        Ok(Place { gate: Arc::clone(self), spoke: spoke.clone() })
+        Ok(Turn { gate: Arc::clone(self), spoke: spoke.clone() })
+    }
+
+    fn full(&self) -> Refusal {
+        let detail = format!("the hub takes {} bodies at once; try again", self.limits.streams);
+        refuse("too_many_streams", detail)
     }
 
     /// Counts bytes that are to come, unless too many are under way; with the sum of all.
@@ -142,11 +168,18 @@ impl Gate {
 /// A body's place, until it is dropped.
 #[derive(Debug)]
 pub struct Place {
+    _permit: OwnedSemaphorePermit,
+    _turn: Turn,
+}
+
+/// What counts for a spoke, until it is dropped.
+#[derive(Debug)]
+struct Turn {
     gate: Arc<Gate>,
     spoke: SpokeId,
 }
 
-impl Drop for Place {
+impl Drop for Turn {
     fn drop(&mut self) {
         self.gate.lock().change(&self.spoke, |u| u.streams -= 1);
     }
@@ -180,31 +213,76 @@ impl Drop for Announced {
 mod tests {
     use super::*;
 
-    fn gate() -> Arc<Gate> {
+    fn gate(wait: Duration) -> Arc<Gate> {
         Arc::new(Gate::new(Limits {
             streams: 3,
             streams_per_spoke: 2,
+            wait,
             in_flight_bytes: 100,
             in_flight_bytes_per_spoke: 60,
         }))
     }
 
-    #[test]
-    fn one_spoke_leaves_room_for_others_and_places_come_back() {
-        let (gate, a, b) = (gate(), "a".parse().unwrap(), "b".parse().unwrap());
-        let first = gate.enter(&a).unwrap();
-        let _second = gate.enter(&a).unwrap();
-        assert_eq!(gate.enter(&a).unwrap_err().code, "too_many_streams_of_spoke");
-        let _third = gate.enter(&b).unwrap();
-        assert_eq!(gate.enter(&b).unwrap_err().code, "too_many_streams");
+    #[tokio::test]
+    async fn one_spoke_leaves_room_for_others_and_places_come_back() {
+        let gate = gate(Duration::from_millis(20));
+        let (a, b) = ("a".parse().unwrap(), "b".parse().unwrap());
+        let first = gate.enter(&a).await.unwrap();
+        let _second = gate.enter(&a).await.unwrap();
+        assert_eq!(gate.enter(&a).await.unwrap_err().code, "too_many_streams_of_spoke");
+        let _third = gate.enter(&b).await.unwrap();
+        assert_eq!(gate.enter(&b).await.unwrap_err().code, "too_many_streams");
         drop(first);
         assert_eq!(gate.streams(), 2);
-        let _again = gate.enter(&a).unwrap();
+        let _again = gate.enter(&a).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_place_that_comes_back_is_for_the_one_that_waited_longest() {
+        let gate = gate(Duration::from_secs(3600));
+        let spokes: Vec<SpokeId> = ["a", "b", "c", "d"].map(|s| s.parse().unwrap()).into();
+        let mut held = Vec::new();
+        for spoke in &spokes[..3] {
+            held.push(gate.enter(spoke).await.unwrap());
+        }
+        let waiting = |spoke: &SpokeId| {
+            let (gate, spoke) = (Arc::clone(&gate), spoke.clone());
+            let mut waiting = Box::pin(async move { gate.enter(&spoke).await });
+            assert!(futures_util::FutureExt::now_or_never(&mut waiting).is_none());
+            waiting
+        };
+        let (first, mut second, given_up) =
+            (waiting(&spokes[3]), waiting(&spokes[0]), waiting(&spokes[1]));
+        drop(given_up);
+        held.pop();
+        let first = first.await.unwrap();
+        assert!(futures_util::FutureExt::now_or_never(&mut second).is_none());
+        // One that waits counts for its spoke.
+        assert_eq!(gate.enter(&spokes[0]).await.unwrap_err().code, "too_many_streams_of_spoke");
+        drop(first);
+        drop(second.await.unwrap());
+        drop(held);
+        assert_eq!(gate.streams(), 0);
+        assert!(gate.lock().of.is_empty());
+    }
+
+    #[tokio::test]
+    async fn no_more_wait_than_may() {
+        let gate = gate(Duration::from_secs(3600));
+        let spokes: Vec<SpokeId> = (0..7).map(|n| format!("s{n}").parse().unwrap()).collect();
+        let mut under_way = Vec::new();
+        for spoke in &spokes[..6] {
+            let (gate, spoke) = (Arc::clone(&gate), spoke.clone());
+            let mut entering = Box::pin(async move { gate.enter(&spoke).await });
+            under_way.push(futures_util::FutureExt::now_or_never(&mut entering).ok_or(entering));
+        }
+        assert_eq!(gate.enter(&spokes[6]).await.unwrap_err().code, "too_many_streams");
     }
 
     #[test]
     fn bytes_under_way_are_limited_and_the_only_body_of_a_spoke_comes_whatever_its_size() {
-        let (gate, a, b) = (gate(), "a".parse().unwrap(), "b".parse().unwrap());
+        let gate = gate(Duration::ZERO);
+        let (a, b) = ("a".parse().unwrap(), "b".parse().unwrap());
         let (large, _) = gate.announce(&a, 500).unwrap();
         // Another spoke's first body comes all the same, its second one waits.
         let (first, all) = gate.announce(&b, 1).unwrap();

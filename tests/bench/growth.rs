@@ -1,5 +1,5 @@
 //! How cost grows: with files, with their size, with the round trip, with spokes. (With manifest
-//! rows: `rows`.)
+//! rows: `rows`.) Each point is one run, but for spokes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use crate::peer::{self, Rclone, Rsync};
 use crate::plot::{Line, Plot, Scale};
 use crate::process::{Hub, Spoke, peak_mib, peak_of};
 use crate::race::{Cost, say};
+use crate::stats::Sorted;
 use crate::tree::Tree;
 
 const SMALL: usize = 4096;
@@ -72,23 +73,6 @@ fn root() -> (tempfile::TempDir, PathBuf) {
     (root, path)
 }
 
-/// All of it; each point is one run.
-pub fn run(page: &mut Page, is_quick: bool) {
-    let files: &[u64] =
-        if is_quick { &[300, 1_000, 3_000] } else { &[1_000, 10_000, 100_000, 1_000_000] };
-    by_files(page, files);
-    let sizes: &[usize] = if is_quick {
-        &[1 << 10, 1 << 16, 1 << 22]
-    } else {
-        &[1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26, 1 << 30]
-    };
-    by_size(page, sizes, if is_quick { BYTES / 16 } else { BYTES });
-    let trips: &[u64] = if is_quick { &[0, 100] } else { &[0, 50, 100, 200, 400, 600] };
-    by_round_trip(page, trips);
-    let spokes: &[usize] = if is_quick { &[1, 5] } else { &[1, 10, 50, 100, 200] };
-    by_spokes(page, spokes);
-}
-
 /// A push with its peak of memory.
 fn push(spoke: &Spoke, log: &Path) -> (Cost, f64) {
     let mut peak = 0.0;
@@ -100,8 +84,11 @@ fn pid(hub: &Hub) -> u32 {
     hub.nodes[0].process.as_ref().unwrap().pid()
 }
 
+/// First pushes of more and more files.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
-fn by_files(page: &mut Page, all: &[u64]) {
+pub fn by_files(page: &mut Page, is_quick: bool) {
+    let all: &[u64] =
+        if is_quick { &[300, 1_000, 3_000] } else { &[1_000, 10_000, 100_000, 1_000_000] };
     let (mut seconds, mut memory) = (Grown::default(), Grown::default());
     for files in all {
         let (_kept, root) = root();
@@ -135,8 +122,15 @@ fn by_files(page: &mut Page, all: &[u64]) {
     );
 }
 
+/// First pushes of as many bytes in larger and larger files.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
-fn by_size(page: &mut Page, all: &[usize], bytes: usize) {
+pub fn by_size(page: &mut Page, is_quick: bool) {
+    let all: &[usize] = if is_quick {
+        &[1 << 10, 1 << 16, 1 << 22]
+    } else {
+        &[1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26, 1 << 30]
+    };
+    let bytes = if is_quick { BYTES / 16 } else { BYTES };
     let (mut per_file, mut memory) = (Grown::default(), Grown::default());
     for size in all {
         let (_kept, root) = root();
@@ -166,9 +160,11 @@ fn by_size(page: &mut Page, all: &[usize], bytes: usize) {
     memory.show(page, "growth-size-memory.svg", plot(title, "MiB", Scale::Linear));
 }
 
+/// First pushes over longer and longer lines.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
-fn by_round_trip(page: &mut Page, all: &[u64]) {
+pub fn by_round_trip(page: &mut Page, is_quick: bool) {
     const FILES: u64 = 1_000;
+    let all: &[u64] = if is_quick { &[0, 100] } else { &[0, 50, 100, 200, 400, 600] };
     let mut seconds = Grown::default();
     for trip in all {
         let (_kept, root) = root();
@@ -195,20 +191,30 @@ fn by_round_trip(page: &mut Page, all: &[u64]) {
     seconds.show(page, "growth-round-trip.svg", plot);
 }
 
+/// First pushes of more and more spokes at once; the median of some rounds.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
-fn by_spokes(page: &mut Page, all: &[usize]) {
+pub fn by_spokes(page: &mut Page, is_quick: bool) {
     const FILES: u64 = 1_000;
+    let (all, rounds): (&[usize], usize) =
+        if is_quick { (&[1, 5], 1) } else { (&[1, 10, 50, 100, 200], 3) };
     let (mut seconds, mut memory) = (Grown::default(), Grown::default());
     for spokes in all {
-        let (_kept, root) = root();
-        let tree = Tree::make(&root.join("source"), FILES, SMALL);
-        let hub = Hub::new(&root, 1);
-        let fleet: Vec<Spoke> =
-            (0..*spokes).map(|n| hub.spoke_of(&format!("f{n}"), &tree.root)).collect();
-        let (_, took) = fleet::times(&fleet, &root);
+        let mut took = Vec::new();
+        let mut peaks = Vec::new();
+        for round in 1..=rounds {
+            let (_kept, root) = root();
+            let tree = Tree::make(&root.join("source"), FILES, SMALL);
+            let hub = Hub::new(&root, 1);
+            let fleet: Vec<Spoke> =
+                (0..*spokes).map(|n| hub.spoke_of(&format!("f{n}"), &tree.root)).collect();
+            let (_, all) = fleet::times(&fleet, &root);
+            say(&format!("round {round}: {spokes} spokes: {all:.2} s"));
+            took.push(all);
+            peaks.push(peak_mib(pid(&hub)).unwrap());
+        }
         let at = *spokes as f64;
-        seconds.add("Barque", at, took);
-        memory.add("Barque's hub", at, peak_mib(pid(&hub)).unwrap());
+        seconds.add("Barque", at, Sorted::of(took).median());
+        memory.add("Barque's hub", at, Sorted::of(peaks).median());
     }
     let x = "spokes at once, 1,000 files of 4 KiB each";
     let plot = |title, y| empty(title, (x, y), (Scale::Linear, Scale::Linear));

@@ -36,7 +36,7 @@ use page::Page;
 /// A work: its name, what it measures, and how; told whether it shall be quick.
 type Work = (&'static str, &'static str, fn(&mut Page, bool));
 
-const WORKS: [Work; 17] = [
+const WORKS: [Work; 20] = [
     ("first", "10,000 files of 64 KiB, first push, beside peers", |page, quick| {
         let (files, rounds) = if quick { (2_000, 1) } else { (10_000, 3) };
         let size = 64 << 10;
@@ -72,7 +72,10 @@ const WORKS: [Work; 17] = [
     ("offers", "1,000,000 known entries offered, the hub's side", |page, quick| {
         offers::run(page, if quick { 50_000 } else { 1_000_000 }, if quick { 1 } else { 3 });
     }),
-    ("growth", "how cost grows with files, their size, the round trip and spokes", growth::run),
+    ("growth-files", "how cost grows with the number of files", growth::by_files),
+    ("growth-size", "how cost grows with the size of files", growth::by_size),
+    ("growth-round-trip", "how cost grows with the round trip", growth::by_round_trip),
+    ("growth-spokes", "how cost grows with the spokes at once", growth::by_spokes),
     ("rows", "pushes to a hub with many manifest rows, beside an empty one", |page, quick| {
         rows::run(page, if quick { &[10_000] } else { &rows::SIZES }, if quick { 1 } else { 3 });
     }),
@@ -104,7 +107,7 @@ fn main() {
     let works: Vec<&Work> = WORKS.iter().filter(|(name, ..)| named(name)).collect();
     if works.is_empty() {
         for (name, what, _) in WORKS {
-            println!("{name:10} {what}");
+            println!("{name:18} {what}");
         }
     }
     for (name, _, run) in works {

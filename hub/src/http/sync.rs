@@ -55,8 +55,12 @@ pub(super) async fn admit(parts: &Arc<Parts>, request: Request) -> Result<(Calle
 
 /// A place among the bodies taken at once; without one the unread body is drained a little, so
 /// that the refusal is heard.
-pub(super) fn place(parts: &Parts, caller: &Caller, sent: Body) -> Result<(Place, Body), Refusal> {
-    match parts.gate.enter(&caller.spoke_id) {
+pub(super) async fn place(
+    parts: &Parts,
+    caller: &Caller,
+    sent: Body,
+) -> Result<(Place, Body), Refusal> {
+    match parts.gate.enter(&caller.spoke_id).await {
         Ok(place) => Ok((place, sent)),
         Err(refusal) => {
             body::discard(sent);
@@ -70,7 +74,7 @@ pub async fn reconcile(
     request: Request,
 ) -> Result<Json<ReconcileResponse>, Problem> {
     let (caller, sent) = admit(&parts, request).await?;
-    let (_place, sent) = place(&parts, &caller, sent)?;
+    let (_place, sent) = place(&parts, &caller, sent).await?;
     let bytes = body::whole(sent, parts.config.body_idle, body::PAGE).await?;
     let body_sha256 = Sha256Digest::of(&bytes);
     caller.check_digest(body_sha256)?;
@@ -99,7 +103,7 @@ pub(super) async fn detached(
 
 async fn take_bundle(parts: Arc<Parts>, request: Request) -> Result<Response, Problem> {
     let (caller, sent) = admit(&parts, request).await?;
-    let (place, sent) = place(&parts, &caller, sent)?;
+    let (place, sent) = place(&parts, &caller, sent).await?;
     let source = body::reader(sent, parts.config.body_idle);
     let received = source.received();
     let intake = receive::start(Arc::clone(&parts), caller, Held { source, _place: place });

@@ -31,7 +31,7 @@ pub async fn create(
 ) -> Result<Response, Problem> {
     let as_sent = forward::head_of(&request);
     let (caller, sent) = admit(&parts, request).await?;
-    let (_place, sent) = place(&parts, &caller, sent)?;
+    let (_place, sent) = place(&parts, &caller, sent).await?;
     let bytes = body::whole(sent, parts.config.body_idle, body::UPLOAD).await?;
     let UploadRequest { manifest, sig, entry } = body::json(&bytes)?;
     let decode = |text: &str, what: &str| {
@@ -261,7 +261,7 @@ async fn begin(parts: &Arc<Parts>, head: &request::Parts, id: &str) -> Result<Be
     let caller = identify(parts, head).await?;
     let asked = asked(&head.headers)?;
     let row = known(parts, &caller, id).await?;
-    let place = parts.gate.enter(&caller.spoke_id)?;
+    let place = parts.gate.enter(&caller.spoke_id).await?;
     let (held, row) = seat(parts, &caller, id, row).await?;
     Ok((held, row, asked, place))
 }
