@@ -40,6 +40,13 @@ impl Default for Limits {
     }
 }
 
+/// How a body comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    FromItsSpoke,
+    ThroughAnotherNode,
+}
+
 /// Bodies that may wait for a place, for each place.
 const WAITING_MAX: usize = 1;
 
@@ -81,7 +88,8 @@ fn refuse(code: &'static str, detail: String) -> Refusal {
 
 impl Gate {
     pub fn new(limits: Limits) -> Self {
-        let places = Arc::new(Semaphore::new(limits.streams));
+        let streams = limits.streams.min(Semaphore::MAX_PERMITS);
+        let (limits, places) = (Limits { streams, ..limits }, Arc::new(Semaphore::new(streams)));
         Self { limits, places, uses: Mutex::default() }
     }
 
@@ -99,11 +107,16 @@ impl Gate {
         self.lock().all.bytes
     }
 
-    /// A place among the bodies taken at once; waits for one.
-    pub async fn enter(self: &Arc<Self>, spoke: &SpokeId) -> Result<Place, Refusal> {
+    /// A place among the bodies taken at once; waits for one as [`Limits::wait`] says, and not at
+    /// all where a body comes through another node: there it would hold up all that come so.
+    pub async fn enter(self: &Arc<Self>, spoke: &SpokeId, way: Way) -> Result<Place, Refusal> {
+        let wait = match way {
+            Way::FromItsSpoke => self.limits.wait,
+            Way::ThroughAnotherNode => Duration::ZERO,
+        };
         let turn = self.turn(spoke)?;
         let place = Arc::clone(&self.places).acquire_owned();
-        match tokio::time::timeout(self.limits.wait, place).await {
+        match tokio::time::timeout(wait, place).await {
             Ok(Ok(permit)) => Ok(Place { _permit: permit, _turn: turn }),
             _ => Err(self.full()),
         }
@@ -223,18 +236,30 @@ mod tests {
         }))
     }
 
+    fn refused_at_once(gate: &Arc<Gate>, spoke: &SpokeId) -> &'static str {
+        let entered = futures_util::FutureExt::now_or_never(gate.enter(spoke, Way::FromItsSpoke));
+        entered.expect("it waits").unwrap_err().code
+    }
+
     #[tokio::test]
     async fn one_spoke_leaves_room_for_others_and_places_come_back() {
         let gate = gate(Duration::from_millis(20));
         let (a, b) = ("a".parse().unwrap(), "b".parse().unwrap());
-        let first = gate.enter(&a).await.unwrap();
-        let _second = gate.enter(&a).await.unwrap();
-        assert_eq!(gate.enter(&a).await.unwrap_err().code, "too_many_streams_of_spoke");
-        let _third = gate.enter(&b).await.unwrap();
-        assert_eq!(gate.enter(&b).await.unwrap_err().code, "too_many_streams");
+        let first = gate.enter(&a, Way::FromItsSpoke).await.unwrap();
+        let _second = gate.enter(&a, Way::FromItsSpoke).await.unwrap();
+        assert_eq!(
+            gate.enter(&a, Way::FromItsSpoke).await.unwrap_err().code,
+            "too_many_streams_of_spoke"
+        );
+        let _third = gate.enter(&b, Way::FromItsSpoke).await.unwrap();
+        assert_eq!(gate.enter(&b, Way::FromItsSpoke).await.unwrap_err().code, "too_many_streams");
+        assert_eq!(
+            gate.enter(&b, Way::ThroughAnotherNode).await.unwrap_err().code,
+            "too_many_streams"
+        );
         drop(first);
         assert_eq!(gate.streams(), 2);
-        let _again = gate.enter(&a).await.unwrap();
+        let _again = gate.enter(&a, Way::FromItsSpoke).await.unwrap();
     }
 
     #[tokio::test]
@@ -243,11 +268,11 @@ mod tests {
         let spokes: Vec<SpokeId> = ["a", "b", "c", "d"].map(|s| s.parse().unwrap()).into();
         let mut held = Vec::new();
         for spoke in &spokes[..3] {
-            held.push(gate.enter(spoke).await.unwrap());
+            held.push(gate.enter(spoke, Way::FromItsSpoke).await.unwrap());
         }
         let waiting = |spoke: &SpokeId| {
             let (gate, spoke) = (Arc::clone(&gate), spoke.clone());
-            let mut waiting = Box::pin(async move { gate.enter(&spoke).await });
+            let mut waiting = Box::pin(async move { gate.enter(&spoke, Way::FromItsSpoke).await });
             assert!(futures_util::FutureExt::now_or_never(&mut waiting).is_none());
             waiting
         };
@@ -258,7 +283,7 @@ mod tests {
         let first = first.await.unwrap();
         assert!(futures_util::FutureExt::now_or_never(&mut second).is_none());
         // One that waits counts for its spoke.
-        assert_eq!(gate.enter(&spokes[0]).await.unwrap_err().code, "too_many_streams_of_spoke");
+        assert_eq!(refused_at_once(&gate, &spokes[0]), "too_many_streams_of_spoke");
         drop(first);
         drop(second.await.unwrap());
         drop(held);
@@ -273,10 +298,10 @@ mod tests {
         let mut under_way = Vec::new();
         for spoke in &spokes[..6] {
             let (gate, spoke) = (Arc::clone(&gate), spoke.clone());
-            let mut entering = Box::pin(async move { gate.enter(&spoke).await });
+            let mut entering = Box::pin(async move { gate.enter(&spoke, Way::FromItsSpoke).await });
             under_way.push(futures_util::FutureExt::now_or_never(&mut entering).ok_or(entering));
         }
-        assert_eq!(gate.enter(&spokes[6]).await.unwrap_err().code, "too_many_streams");
+        assert_eq!(refused_at_once(&gate, &spokes[6]), "too_many_streams");
     }
 
     #[test]

@@ -30,10 +30,12 @@ use walk::Visit;
 
 /// Changes that are written together.
 const BATCH: usize = 2_000;
-/// Files, and bytes of them, that are asked of the disk together; one file for each thread all the
-/// same, however large.
+/// Files, and bytes of them, that are asked of the disk together.
 const NEXT_FILES: usize = 64;
 const NEXT_BYTES: u64 = 32 << 20;
+/// The same where there are fewer files than threads: what was read is not noted before all of them
+/// are through, and a spoke that is switched off again and again has to get on.
+const LARGE_BYTES: u64 = 4 << 30;
 /// Threads that look at them.
 const LOOKING: usize = 4;
 const BATCH_TIME: Duration = Duration::from_secs(2);
@@ -304,7 +306,10 @@ impl Run<'_> {
     fn look_soon(&mut self, next: Next) -> Result<(), Error> {
         self.next_bytes += next.seen.size_bytes;
         self.next.push(next);
-        let is_full = self.next_bytes >= NEXT_BYTES && self.next.len() >= self.threads;
+        let is_full = match self.next.len() < self.threads {
+            true => self.next_bytes >= LARGE_BYTES,
+            false => self.next_bytes >= NEXT_BYTES,
+        };
         match self.next.len() < NEXT_FILES && !is_full {
             true => Ok(()),
             false => self.look_at_next(),
@@ -323,13 +328,25 @@ impl Run<'_> {
         for n in &next {
             known.push(self.digest_for_another(n)?);
         }
-        let look = |((n, known), opened): ((&Next, Option<Looked>), _)| {
-            known.unwrap_or_else(|| look_at(source, n.path.as_str(), opened))
+        let is_over = self.scanner.is_over;
+        let look = |((n, known), opened): ((&Next, Option<Looked>), _)| match is_over() {
+            true => None,
+            false => Some(known.unwrap_or_else(|| look_at(source, n.path.as_str(), opened))),
         };
         let is_little = next.len() < 2 * self.threads && bytes < NEXT_BYTES;
         let threads = if is_little { 1 } else { self.threads.min(next.len()) };
         let looked = side_by_side(next.iter().zip(known).zip(opened).collect(), threads, look);
-        next.into_iter().zip(looked).try_for_each(|(n, looked)| self.take(n, looked))
+        for (next, looked) in next.into_iter().zip(looked) {
+            match looked {
+                Some(looked) => self.take(next, looked)?,
+                // Left to the next scan.
+                None => {
+                    self.report.is_partial = true;
+                    self.report.not_settled += 1;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Notes what follows from a look at the file, if it still is what was seen.

@@ -122,7 +122,13 @@ pub const KEYS: [Key; 32] = [
         "false",
         "Plain HTTP between nodes instead of mutual TLS; all nodes alike, on a network of their own.",
     ),
-    key(File::Barque, "hub.limits.streams", None, "64", "Bodies taken at once; one more gets 429."),
+    key(
+        File::Barque,
+        "hub.limits.streams",
+        None,
+        "64",
+        "Bodies taken at once; as many wait for a place, for 3 s; more get 429.",
+    ),
     key(File::Barque, "hub.limits.streams_per_spoke", None, "8", "The same of one spoke."),
     key(
         File::Barque,

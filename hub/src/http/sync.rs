@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{header, request};
+use axum::http::{Extensions, header, request};
 use axum::response::{IntoResponse, Response};
 use barque_bundle::fault;
 use barque_bundle::wire::{BundleLine, ReconcileRequest, ReconcileResponse};
@@ -14,9 +14,9 @@ use barque_bundle::{ErrorKind, Sha256Digest};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::{Problem, ascii, bearer, body};
+use super::{Door, Problem, ascii, bearer, body};
 use crate::error::{Error, Refusal};
-use crate::gate::Place;
+use crate::gate::{Place, Way};
 use crate::hub::Parts;
 use crate::registry::{self, Caller};
 use crate::{receive, reconcile as reconciling};
@@ -53,14 +53,23 @@ pub(super) async fn admit(parts: &Arc<Parts>, request: Request) -> Result<(Calle
     }
 }
 
+/// How a request with these extensions comes.
+pub(super) fn way_of(extensions: &Extensions) -> Way {
+    match extensions.get::<Door>() {
+        Some(Door::Node) => Way::ThroughAnotherNode,
+        _ => Way::FromItsSpoke,
+    }
+}
+
 /// A place among the bodies taken at once; without one the unread body is drained a little, so
 /// that the refusal is heard.
 pub(super) async fn place(
     parts: &Parts,
     caller: &Caller,
+    way: Way,
     sent: Body,
 ) -> Result<(Place, Body), Refusal> {
-    match parts.gate.enter(&caller.spoke_id).await {
+    match parts.gate.enter(&caller.spoke_id, way).await {
         Ok(place) => Ok((place, sent)),
         Err(refusal) => {
             body::discard(sent);
@@ -73,8 +82,9 @@ pub async fn reconcile(
     State(parts): State<Arc<Parts>>,
     request: Request,
 ) -> Result<Json<ReconcileResponse>, Problem> {
+    let way = way_of(request.extensions());
     let (caller, sent) = admit(&parts, request).await?;
-    let (_place, sent) = place(&parts, &caller, sent).await?;
+    let (_place, sent) = place(&parts, &caller, way, sent).await?;
     let bytes = body::whole(sent, parts.config.body_idle, body::PAGE).await?;
     let body_sha256 = Sha256Digest::of(&bytes);
     caller.check_digest(body_sha256)?;
@@ -102,8 +112,9 @@ pub(super) async fn detached(
 }
 
 async fn take_bundle(parts: Arc<Parts>, request: Request) -> Result<Response, Problem> {
+    let way = way_of(request.extensions());
     let (caller, sent) = admit(&parts, request).await?;
-    let (place, sent) = place(&parts, &caller, sent).await?;
+    let (place, sent) = place(&parts, &caller, way, sent).await?;
     let source = body::reader(sent, parts.config.body_idle);
     let received = source.received();
     let intake = receive::start(Arc::clone(&parts), caller, Held { source, _place: place });

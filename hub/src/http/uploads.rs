@@ -13,7 +13,7 @@ use barque_bundle::{BundleId, ErrorKind};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-use super::sync::{admit, detached, identify, place};
+use super::sync::{admit, detached, identify, place, way_of};
 use super::{Door, Problem, ascii, body, forward};
 use crate::cluster::home;
 use crate::error::{Error, Refusal};
@@ -29,9 +29,9 @@ pub async fn create(
     State(parts): State<Arc<Parts>>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let as_sent = forward::head_of(&request);
+    let (as_sent, way) = (forward::head_of(&request), way_of(request.extensions()));
     let (caller, sent) = admit(&parts, request).await?;
-    let (_place, sent) = place(&parts, &caller, sent).await?;
+    let (_place, sent) = place(&parts, &caller, way, sent).await?;
     let bytes = body::whole(sent, parts.config.body_idle, body::UPLOAD).await?;
     let UploadRequest { manifest, sig, entry } = body::json(&bytes)?;
     let decode = |text: &str, what: &str| {
@@ -261,7 +261,7 @@ async fn begin(parts: &Arc<Parts>, head: &request::Parts, id: &str) -> Result<Be
     let caller = identify(parts, head).await?;
     let asked = asked(&head.headers)?;
     let row = known(parts, &caller, id).await?;
-    let place = parts.gate.enter(&caller.spoke_id).await?;
+    let place = parts.gate.enter(&caller.spoke_id, way_of(&head.extensions)).await?;
     let (held, row) = seat(parts, &caller, id, row).await?;
     Ok((held, row, asked, place))
 }

@@ -1,5 +1,5 @@
 //! What comes of a body goes three ways side by side: into the file, through the hash, and behind
-//! both to the disk.
+//! the writing to the disk.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -21,7 +21,8 @@ const SYNC_EVERY_BYTES: u64 = 16 * 1024 * 1024;
 const WRITE_OUT_BYTES: u64 = 2 * 1024 * 1024;
 /// How long an older request may still take what has arrived.
 const LEAVE_WAIT: Duration = Duration::from_secs(2);
-/// Pieces that are written and not hashed yet: a piece is 64 KiB at the most over HTTP/2.
+/// Pieces that are written and not hashed yet: a piece is 64 KiB at the most over HTTP/2, and what
+/// was read at once over HTTP/1.
 const TO_HASH_MAX: usize = 4;
 
 /// Bytes in the order in which they come.
@@ -74,10 +75,19 @@ impl Uploads {
             let sync = || lens.into_iter().try_for_each(|len| self.checkpoint(file, row, len));
             let hashing = name("upload-hash").spawn_scoped(scope, hash).map_err(no_thread())?;
             let syncing = name("upload-sync").spawn_scoped(scope, sync).map_err(no_thread())?;
-            let ended = writer.run(held, body, written);
+            // It ends before its time only when a sync failed.
+            let ended = writer.run(held, body, || !syncing.is_finished(), written);
             let hasher = hashing.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
             let synced = syncing.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
-            let broken = ended.map_err(|(what, e)| Error::io(what, &path)(e))?;
+            let broken = match ended {
+                Ok(broken) => broken,
+                Err((what, e)) => {
+                    if let Err(e) = synced {
+                        tracing::error!(error = %e.told(), "a sync failed as well");
+                    }
+                    return Err(Error::io(what, &path)(e));
+                }
+            };
             synced.map(|()| Taken { hasher, broken })
         })
     }
@@ -104,6 +114,7 @@ impl Writer<'_> {
         mut self,
         held: &Held,
         body: &mut impl Pieces,
+        is_syncing: impl Fn() -> bool,
         mut written: impl FnMut(u64),
     ) -> Result<Option<io::Error>, (&'static str, io::Error)> {
         let mut leaving: Option<Instant> = None;
@@ -124,7 +135,10 @@ impl Writer<'_> {
             if self.len + n > self.size_bytes {
                 return Ok(Some(io::Error::other("the body goes beyond the declared size")));
             }
-            if !self.piece(piece)? {
+            self.piece(piece)?;
+            // Nobody waits at an older request for more syncs than the last one.
+            let goes_on = leaving.is_some() || self.ask_for_sync();
+            if !goes_on || !is_syncing() {
                 // The sync that failed says why.
                 return Ok(None);
             }
@@ -132,22 +146,25 @@ impl Writer<'_> {
         }
     }
 
-    /// False when nothing more is taken.
-    fn piece(&mut self, piece: Bytes) -> Result<bool, (&'static str, io::Error)> {
+    fn piece(&mut self, piece: Bytes) -> Result<(), (&'static str, io::Error)> {
         self.file.write_all(&piece).map_err(|e| ("cannot write", e))?;
         self.len += piece.len() as u64;
-        if self.to_hash.send(piece).is_err() {
-            return Ok(false);
-        }
+        let gone = |_| ("cannot hash", io::Error::from(io::ErrorKind::BrokenPipe));
+        self.to_hash.send(piece).map_err(gone)?;
         if self.len - self.begun >= WRITE_OUT_BYTES {
             platform::begin_write_out(self.file, self.begun, self.len - self.begun)
                 .map_err(|e| ("cannot write out", e))?;
             self.begun = self.len;
         }
+        Ok(())
+    }
+
+    /// Where enough has come, has it synced when the sync before is through; false when that failed.
+    fn ask_for_sync(&mut self) -> bool {
         if self.len - self.sync_asked < SYNC_EVERY_BYTES {
-            return Ok(true);
+            return true;
         }
         self.sync_asked = self.len;
-        Ok(self.to_sync.send(self.len).is_ok())
+        self.to_sync.send(self.len).is_ok()
     }
 }

@@ -165,7 +165,8 @@ impl ChannelWriter {
 }
 
 impl ChannelWriter {
-    /// Hands on what the source gives at once, without a copy; how many bytes that were.
+    /// Hands on what the source gives at once, without a copy where no pace is set; how many bytes that
+    /// were.
     pub(super) fn pass_on(&mut self, source: &mut impl Read) -> io::Result<usize> {
         let mut chunk = vec![0; self.chunk];
         let n = source.read(&mut chunk)?;

@@ -2,6 +2,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use barque_bundle::{SeriesId, Timestamp};
 
@@ -37,6 +38,15 @@ impl Bench {
 
     /// Scans with a clock that runs `ahead` of the real one.
     fn scan(&mut self, ahead: Duration, settle: Duration) -> ScanReport {
+        self.scan_until(ahead, settle, &|| false)
+    }
+
+    fn scan_until(
+        &mut self,
+        ahead: Duration,
+        settle: Duration,
+        is_over: &(dyn Fn() -> bool + Sync),
+    ) -> ScanReport {
         let clock = move || Timestamp::from_system(std::time::SystemTime::now() + ahead);
         let edge = Edge { clock: Arc::new(clock), random: Arc::new(|| [0; 32]) };
         Scanner {
@@ -50,7 +60,7 @@ impl Bench {
             select: &Select::default(),
             priorities: &Priorities::default(),
             dry: false,
-            is_over: &|| false,
+            is_over,
             events: &|_| (),
         }
         .scan()
@@ -201,10 +211,31 @@ fn files_are_met_in_the_order_of_their_paths_also_beside_folders() {
 }
 
 #[test]
+fn files_that_are_not_looked_at_before_the_time_is_over_are_left_to_the_next_scan() {
+    let mut b = Bench::new();
+    for n in 0..3 {
+        b.put(&format!("d/m/2024/03/31/00/f{n}.parquet"), TINY);
+    }
+    // Over when all were met and one was looked at.
+    let asked = std::sync::atomic::AtomicU64::new(0);
+    let is_over = || asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) >= 4;
+    let report = b.scan_until(Duration::from_secs(60), Duration::from_secs(2), &is_over);
+    let pending = |report: &ScanReport| report.state(State::Pending);
+    assert_eq!((report.discovered, pending(&report), report.not_settled), (3, 1, 2));
+    assert!(report.is_partial);
+    let next = b.settled();
+    assert_eq!((pending(&next), next.is_partial), (3, false));
+}
+
+#[test]
 fn work_side_by_side_keeps_the_order_of_its_items() {
     for n in [0, 1, 7, 64, 65] {
         for threads in [1, 3] {
-            let squares = side_by_side((0..n).collect(), threads, |i: u64| i * i);
+            let squares = side_by_side((0..n).collect(), threads, |i: u64| {
+                // One that is begun later is through sooner.
+                std::thread::sleep(Duration::from_micros(1_000 * (1 - i % 2)));
+                i * i
+            });
             assert_eq!(squares, (0..n).map(|i| i * i).collect::<Vec<_>>());
         }
     }
