@@ -207,9 +207,9 @@ pub fn by_spokes(page: &mut Page, is_quick: bool) {
             let hub = Hub::new(&root, 1);
             let fleet: Vec<Spoke> =
                 (0..*spokes).map(|n| hub.spoke_of(&format!("f{n}"), &tree.root)).collect();
-            let (_, all) = fleet::times(&fleet, &root);
-            say(&format!("round {round}: {spokes} spokes: {all:.2} s"));
-            took.push(all);
+            let (_, seconds) = fleet::times(&fleet, &root);
+            say(&format!("round {round}: {spokes} spokes: {seconds:.2} s"));
+            took.push(seconds);
             peaks.push(peak_mib(pid(&hub)).unwrap());
         }
         let at = *spokes as f64;

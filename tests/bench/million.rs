@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::manifest::{self, Node};
 use crate::page::{Page, tell};
 use crate::plot::{Line, Plot, Scale};
-use crate::process::{Hub, peak_mib, wait_for, write_out};
+use crate::process::{DEADLINE, Hub, peak_mib, wait_for, write_out};
 use crate::stats::Sorted;
 
 pub const SIZES: [u64; 5] = [10_000, 30_000, 100_000, 300_000, 1_000_000];
@@ -74,6 +74,7 @@ fn checkpoint(node: &Node) -> Duration {
     let begun = Instant::now();
     node.block_on(raft.checkpoint()).unwrap();
     while raft.status().checkpoint < target {
+        assert!(begun.elapsed() < DEADLINE, "no checkpoint reaches what is applied");
         std::thread::sleep(Duration::from_micros(200));
     }
     begun.elapsed()

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::tree;
 
-const DEADLINE: Duration = Duration::from_secs(600);
+pub const DEADLINE: Duration = Duration::from_secs(600);
 
 /// The program beside this benchmark, or the one that `BARQUE` names.
 pub fn program() -> PathBuf {
